@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU stand-in for SGLang's compiled `sgl_kernel`: what Llama with EAGLE calls, in plain torch.
+
+SGLang imports these functions from `sgl_kernel` and reaches the two attention operators through
+`torch.ops.sgl_kernel`. Signatures follow the callers in SGLang 0.5.23, the release this was run
+with; `attention` also registers the argument lists of 0.5.6.post2 to 0.5.19.
+
+`convert_weight_packed` is left out on purpose: SGLang takes its presence for a CPU build with AMX
+(`_is_intel_amx_backend_available` in srt/utils/common.py). Without it norms, activations, rotary
+embedding, linear layers and the KV store run SGLang's own torch code, on every CPU alike.
+
+Any other name is a placeholder that raises `NotImplementedError` with that name when called.
+"""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from . import attention  # noqa: F401  (registers torch.ops.sgl_kernel.*_attention_cpu)
+from ._missing import missing
+from .draft_tree import build_tree_kernel_efficient_cpu, verify_tree_greedy_cpu
+from .kv_cache import (
+    assign_draft_cache_locs_contiguous_cpu,
+    assign_extend_cache_locs_cpu,
+    assign_req_to_token_pool_cpu,
+    build_draft_decode_metadata_cpu,
+    copy_all_layer_kv_cache_cpu,
+    fill_accept_out_cache_loc_cpu,
+)
+from .tokens import fill_bonus_tokens_cpu, rotate_input_ids_cpu
+
+__all__ = [
+    "assign_draft_cache_locs_contiguous_cpu",
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "build_draft_decode_metadata_cpu",
+    "build_tree_kernel_efficient_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "rotate_input_ids_cpu",
+    "verify_tree_greedy_cpu",
+]
+
+
+def __getattr__(name: str) -> Callable[..., NoReturn]:
+    return missing(__name__, name)
