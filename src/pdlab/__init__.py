@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab: real SGLang servers on CPU or GPU, from a stock or a patched tree, measured side by side."""
+"""The lab: real SGLang servers from a stock or a patched tree, measured side by side."""
