@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What prefill/decode serving takes for granted of a GPU, asked instead of assumed.
+
+Every answer is the stock one on any device but the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def on_cpu() -> bool:
+    """Whether this process serves on the CPU engine (the switch SGLang itself goes by)."""
+    return os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1"
+
+
+def takes_pinned_indices(sender: object, kv_indices: torch.Tensor) -> bool:
+    """Whether page indices go to `sender` through pinned memory and a CUDA event.
+
+    `kv_indices`: int [tokens] on the serving device. Indices that already are in host memory have
+    nothing to wait for, and there is no CUDA event to record (0.5.23, disaggregation/prefill.py).
+    """
+    wanted = getattr(sender, "supports_host_tensor_indices", False)
+    return wanted and kv_indices.device.type != "cpu"
+
+
+def host_pool_works(supported: bool) -> bool:
+    """Whether a retraction may be backed up in the host pool, which CUDA has to register.
+
+    `supported`: what the KV pool's kind allows (0.5.18 and later, mem_cache/kv_cache_builder.py).
+    """
+    return supported and not on_cpu()
+
+
+def wants_pynccl(wanted: bool) -> bool:
+    """Whether a rank group gets a PyNccl communicator: never on the CPU, where none can start.
+
+    A CUDA build of torch ships the NCCL library, so its presence says nothing about the device
+    (0.5.6 and later, distributed/device_communicators/pynccl.py).
+    """
+    return wanted and not on_cpu()

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill and decode serve without a GPU, and nothing changes where there is one."""
+
+import inspect
+import os
+import unittest
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from sglang.srt.disaggregation import cpu_pd, prefill
+from sglang.srt.distributed import parallel_state
+from sglang.test.ci.ci_register import register_cpu_ci
+
+try:
+    from sglang.srt.mem_cache import kv_cache_builder
+except ImportError:  # up to 0.5.13
+    kv_cache_builder = None
+
+HAS_KINDS = hasattr(kv_cache_builder, "resolve_decode_retraction_backup")  # from 0.5.18 on
+
+register_cpu_ci(est_time=12, suite="base-a-test-cpu")
+
+CPU_ENGINE = {"SGLANG_USE_CPU_ENGINE": "1"}
+GPU_ENGINE = {"SGLANG_USE_CPU_ENGINE": "0"}
+
+
+class Sender:
+    """A KV sender that takes host tensors and keeps what it was given."""
+
+    supports_host_tensor_indices = True
+    kv_mgr = SimpleNamespace(enable_all_cp_ranks_for_transfer=False)
+
+    def __init__(self):
+        self.sent = []
+
+    def get_max_transfer_tokens(self):
+        return None
+
+    def should_send_kv_chunk(self, num_pages, last_chunk):
+        return num_pages > 0 or last_chunk
+
+    def send(self, page_indices, state_indices, **more):
+        self.sent.append((list(page_indices), more.get("indices_event")))
+
+
+class TestPrefill(unittest.TestCase):
+    @unittest.skipUnless(
+        "supports_host_tensor_indices" in inspect.getsource(prefill)
+        or "takes_pinned_indices" in inspect.getsource(prefill),
+        "this release has no pinned path",
+    )
+    def test_a_chunk_in_host_memory_needs_no_cuda_event(self):
+        sender = Sender()
+        scheduler = SimpleNamespace(
+            token_to_kv_pool_allocator=SimpleNamespace(
+                page_size=1, translate_kv_indices_for_transfer=lambda indices: indices
+            ),
+            req_to_token_pool=SimpleNamespace(
+                req_to_token=torch.arange(32, dtype=torch.int32).view(2, 16)
+            ),
+            enable_staging=False,
+            disagg_prefill_pending_chunk_rids=set(),
+        )
+        request = SimpleNamespace(
+            rid="r",
+            start_send_idx=3,
+            extend_end=9,
+            origin_input_ids=list(range(12)),
+            disagg_kv_sender=sender,
+            disagg_decode_prefix_len=0,
+            kv=SimpleNamespace(req_pool_idx=1),
+        )
+        parallel = SimpleNamespace(enable_dsa_cache_layer_split=False)
+        with mock.patch.object(prefill, "get_parallel", lambda: parallel):
+            prefill.SchedulerDisaggregationPrefillMixin._send_kv_chunk(scheduler, request)
+        self.assertEqual(sender.sent, [(list(range(19, 25)), None)])
+
+
+class TestRetractionBackup(unittest.TestCase):
+    def resolved(self, environment):
+        """The backup a decode server chooses for an MHA pool when no flag names one."""
+        pool = kv_cache_builder.MHATokenToKVPool.__new__(kv_cache_builder.MHATokenToKVPool)
+        disagg = mock.MagicMock(
+            disaggregation_decode_retraction_backup=None,
+            disaggregation_mode="decode",
+            disaggregation_decode_enable_radix_cache=False,
+            disaggregation_decode_enable_offload_kvcache=False,
+        )
+        memory = mock.MagicMock(enable_unified_memory=False, hicache_ratio=2.0)
+        schedule = mock.MagicMock(enable_priority_scheduling=False)
+        parallel = mock.MagicMock(dcp_enabled=False)
+        worker = mock.MagicMock(is_hybrid_swa=False)
+        worker.get_memory_pool()[1].get_kvcache.return_value = pool
+        worker.model_runner.mtp_draft_device_pools = ()
+        given = {
+            "get_disagg": lambda: disagg,
+            "get_memory": lambda: memory,
+            "get_schedule": lambda: schedule,
+            "get_parallel": lambda: parallel,
+            "get_context": mock.MagicMock(),
+            "uses_ssm_state": lambda *_: False,
+            "is_hip": lambda: False,
+        }
+        with mock.patch.dict(os.environ, environment):
+            for name, value in given.items():
+                if hasattr(kv_cache_builder, name):
+                    self.enterContext(mock.patch.object(kv_cache_builder, name, value))
+            return kv_cache_builder.resolve_decode_retraction_backup(tp_worker=worker)
+
+    @unittest.skipUnless(HAS_KINDS, "this release has one kind of backup")
+    def test_no_host_pool_on_the_cpu(self):
+        self.assertEqual(self.resolved(CPU_ENGINE), "cpu_tensor")
+
+    @unittest.skipUnless(HAS_KINDS, "this release has one kind of backup")
+    def test_stock_default_elsewhere(self):
+        self.assertEqual(self.resolved(GPU_ENGINE), "host_pool")
+
+
+class TestRankGroup(unittest.TestCase):
+    def group(self, environment):
+        """A real group of one rank that was asked for PyNccl."""
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+        self.addCleanup(torch.distributed.destroy_process_group)
+        given = {
+            name: False
+            for name, parameter in inspect.signature(
+                parallel_state.GroupCoordinator.__init__
+            ).parameters.items()
+            if name.startswith("use_") and parameter.default is inspect.Parameter.empty
+        }
+        given["use_pynccl"] = True
+        with mock.patch.dict(os.environ, environment):
+            return parallel_state.GroupCoordinator(
+                group_ranks=[[0]], local_rank=0, torch_distributed_backend="gloo", **given
+            )
+
+    def test_no_nccl_communicator_on_the_cpu(self):
+        self.assertFalse(self.group(CPU_ENGINE).use_pynccl)
+
+    def test_stock_communicator_elsewhere(self):
+        self.assertTrue(self.group(GPU_ENGINE).use_pynccl)
+
+
+class TestAnswers(unittest.TestCase):
+    def test_indices_on_a_device_take_the_pinned_path(self):
+        device = SimpleNamespace(device=torch.device("cuda"))
+        self.assertTrue(cpu_pd.takes_pinned_indices(Sender(), device))
+        self.assertFalse(cpu_pd.takes_pinned_indices(object(), device))
+
+
+if __name__ == "__main__":
+    unittest.main()
