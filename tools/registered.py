@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the registered unit tests on a release's built tree, or show that they fail without a patch.
 
-    registered.py run RELEASE [PATCH…]      what the series brings to RELEASE, with RELEASE's pins
-    registered.py revert RELEASE [PATCH…]   take each patch's hooks out in turn
+registered.py run RELEASE [PATCH…]      what the series brings to RELEASE, with RELEASE's pins
+registered.py revert RELEASE [PATCH…]   take each patch's hooks out in turn
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def revert(series: Series, release: str, names: list[str]) -> int:
         if names and patch.name not in names:
             continue
         if outcomes[patch.name]["outcome"] != "applied":
-            print(f"{patch.name}: {outcomes[patch.name]['outcome']} in {release}, nothing to revert")
+            print(
+                f"{patch.name}: {outcomes[patch.name]['outcome']} in {release}, nothing to revert"
+            )
             continue
         tree = BUILD / f"{release}-without-{patch.name}"
         shutil.rmtree(tree, ignore_errors=True)

@@ -63,7 +63,7 @@ class Request(SimpleNamespace):
 
 
 def built_slots(prefixes):
-    """`out_cache_loc` of a batch with these prefix lengths; request r holds slots 100(r+1) and on."""
+    """`out_cache_loc` of a batch with these prefix lengths; request r holds slots 100(r+1) …"""
     requests = [Request(row, prefix) for row, prefix in enumerate(prefixes)]
     rows = torch.stack(
         [torch.arange(ROW) + FIRST_SLOT * (row + 1) for row in range(len(requests))]
