@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `seam` tells its user when something cannot be done."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class SeamError(Exception):
+    """Bad input or a broken surrounding: says what was wrong, where, and what to do."""
+
+
+class Kind(str, Enum):
+    """Why a seam does not fit a release."""
+
+    AMBIGUOUS = "ambiguous"
+    BAD_PATTERN = "bad-pattern"
+    BAD_PLACE = "bad-place"
+    BROKEN = "broken"
+    EXISTS = "exists"
+    LEFT_OVER = "left-over"
+    NEEDS = "needs"
+    NO_ANCHOR = "no-anchor"
+    NO_FILE = "no-file"
+    NO_MODULE = "no-module"
+    NO_SCOPE = "no-scope"
+    OVERLAP = "overlap"
+
+
+class Misfit(SeamError):
+    """A seam that does not fit: the kind, a headline, and lines that help to mend it."""
+
+    def __init__(self, kind: Kind, headline: str, *help_lines: str, line: int = 0) -> None:
+        super().__init__("\n".join((headline, *help_lines)))
+        self.kind = kind
+        self.lines: tuple[str, ...] = (headline, *help_lines)
+        self.line = line
+        """Line of the seam file that asked for it; 0 when the whole patch did."""

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The series on many releases: what became of each patch on each."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from seam.layer import Layer, Outcome, PatchResult
+from seam.series import Release, Series
+from seam.wheels import Wheel
+
+MARKS = {
+    Outcome.APPLIED: "x",
+    Outcome.PRESENT: "=",
+    Outcome.UPSTREAM: "u",
+    Outcome.NOT_FOR_RELEASE: "-",
+    Outcome.ERROR: "E",
+}
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a patch does not fit a release."""
+
+    kind: str
+    line: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One patch on one release."""
+
+    outcome: Outcome
+    notes: tuple[str, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+
+
+Column = dict[str, Cell]
+"""The cells of one release, by patch."""
+
+
+def resolve(series: Series, release: Release) -> Column:
+    """Lay the whole series over a release in memory."""
+    with Wheel(release) as wheel:
+        layer = Layer(wheel, release.name, series.overlay)
+        return {result.patch.name: _cell(result) for result in layer.lay(series.patches)}
+
+
+def _cell(result: PatchResult) -> Cell:
+    troubles = tuple(
+        Trouble(misfit.kind.value, misfit.line, misfit.lines) for misfit in result.misfits
+    )
+    return Cell(result.outcome, result.notes, troubles)
+
+
+def resolve_all(
+    series: Series, releases: Sequence[Release], done: Callable[[Release], None]
+) -> dict[str, Column]:
+    """Resolve every release, the largest wheels first, on all processors.
+
+    `done` is called as each release is finished. Raises the first `SeamError` of a wheel.
+    """
+    columns: dict[str, Column] = {}
+    workers = min(os.cpu_count() or 1, len(releases))
+    if workers < 2:
+        for release in releases:
+            columns[release.name] = resolve(series, release)
+            done(release)
+        return columns
+    with ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(series,)) as pool:
+        order = sorted(releases, key=lambda release: release.version, reverse=True)
+        futures = {pool.submit(_resolve_in_worker, release): release for release in order}
+        try:
+            for future in as_completed(futures):
+                columns[futures[future].name] = future.result()
+                done(futures[future])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {release.name: columns[release.name] for release in releases}
+
+
+_worker_series: list[Series] = []
+
+
+def _start_worker(series: Series) -> None:
+    # Syntax trees are large and have no cycles: collecting while they are built costs a third.
+    gc.disable()
+    _worker_series.append(series)
+
+
+def _resolve_in_worker(release: Release) -> Column:
+    column = resolve(_worker_series[0], release)
+    gc.collect()
+    return column
+
+
+def failures(series: Series, columns: dict[str, Column]) -> Iterator[str]:
+    """A block of text for each trouble: where, what, and the last release that fitted."""
+    for name, column in columns.items():
+        for patch, cell in column.items():
+            for trouble in cell.troubles:
+                place = f"{patch}.seam:{trouble.line}" if trouble.line else f"{patch}.seam"
+                lines = [f"{place} on {name}: {trouble.kind}", *trouble.lines]
+                last = _last_fit(series, columns, patch, name)
+                if last:
+                    lines.append(f"last fit  {last}")
+                yield "\n  ".join(line for text in lines for line in text.split("\n"))
+
+
+def _last_fit(series: Series, columns: dict[str, Column], patch: str, release: str) -> str | None:
+    limit = series.releases[release].version
+    fitting = [
+        name
+        for name in series.releases
+        if series.releases[name].version < limit
+        and name in columns
+        and columns[name][patch].outcome is not Outcome.ERROR
+    ]
+    return fitting[-1] if fitting else None
+
+
+def as_json(columns: dict[str, Column], lint: Sequence[str]) -> dict[str, object]:
+    """The matrix for machines."""
+    releases = {
+        name: {
+            patch: {
+                "outcome": cell.outcome.value,
+                "notes": list(cell.notes),
+                "errors": [
+                    {"kind": one.kind, "line": one.line, "text": list(one.lines)}
+                    for one in cell.troubles
+                ],
+            }
+            for patch, cell in column.items()
+        }
+        for name, column in columns.items()
+    }
+    return {"ok": not lint and is_clean(columns), "releases": releases, "lint": list(lint)}
+
+
+def is_clean(columns: dict[str, Column]) -> bool:
+    """Whether no patch has an error anywhere."""
+    return not any(cell.troubles for column in columns.values() for cell in column.values())

@@ -1,0 +1,530 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the seams of one file patch go in one release, or precisely why one does not fit."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from seam.errors import Kind, Misfit
+from seam.fill import block, fill, rewrite
+from seam.pattern import Bindings, Match, Pattern, find, match, reads_alike, same, walk
+from seam.seamfile import Alternative, FilePatch, Hunk, Op, Seam
+from seam.source import Definition, Scope, Source, Span, Splice
+
+NEAR_RATIO = 0.5
+"""Likeness from which a line is worth showing as the nearest."""
+
+
+class Standing(str, Enum):
+    """How a seam, a hunk or a file of ours stands in a release."""
+
+    APPLIED = "applied"
+    PRESENT = "present"
+    UPSTREAM = "upstream"
+    ABSENT = "absent"
+    """An optional hunk whose place is not in this release."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Bytes that one seam rewrites or inserts."""
+
+    seam: Seam
+    span: Span
+    text: bytes
+    holes: dict[str, str]
+    """What each named hole reads in the source."""
+    whole: Span
+    """The place that reads like the anchor; the empty place of insertion otherwise."""
+
+
+@dataclass(frozen=True)
+class HunkResult:
+    """What became of a hunk, and where upstream's cure reads."""
+
+    hunk: Hunk
+    standing: Standing
+    edits: tuple[Edit, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """A file after one patch."""
+
+    before: Source
+    after: Source
+    hunks: tuple[HunkResult, ...]
+    edits: tuple[Edit, ...]
+    spans: tuple[Span, ...]
+    """Where each edit stands in `after`."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of `after` that the edits produced."""
+        return [line for span in self.spans for line in self.after.lines_of(span)]
+
+
+def resolve_file(file: FilePatch, current: Source, pristine: Source) -> FileResult:
+    """Resolve all hunks of a file patch.
+
+    Places are sought in `current`, the file as earlier patches left it. Whether a hunk is
+    present or cured upstream is asked of `pristine` alone, so that what this series itself put
+    there never counts. Raises `Misfit`.
+    """
+    others = [_resolve_hunk(hunk, current, pristine) for hunk in file.hunks if not hunk.is_import]
+    wanted = not others or any(result.standing is Standing.APPLIED for result in others)
+    results = []
+    for hunk in file.hunks:
+        if not hunk.is_import:
+            results.append(others.pop(0))
+        elif wanted:
+            results.append(_resolve_hunk(hunk, current, pristine))
+    edits = tuple(edit for result in results for edit in result.edits)
+    if not edits:
+        return FileResult(current, current, tuple(results), (), ())
+    content, spans = current.splice(Splice(edit.span, edit.text) for edit in edits)
+    after = _parse_result(content, current.path)
+    _verify(after, edits)
+    return FileResult(current, after, tuple(results), edits, tuple(spans))
+
+
+def check_forbidden(file: FilePatch, after: Source) -> None:
+    """Raise `Misfit` (left-over) when something still reads what the patch forbids."""
+    for pattern, line in file.forbidden:
+        for name, statement in after.functions():
+            hits = [*_matches_at(pattern, statement), *find(pattern, statement)]
+            if hits:
+                place = f"{after.path}:{getattr(hits[0].node, 'lineno', 0)}"
+                raise Misfit(
+                    Kind.LEFT_OVER,
+                    f"after the patch {place} {name} still reads {pattern.text!r}",
+                    line=line,
+                )
+
+
+def _matches_at(pattern: Pattern, node: ast.AST) -> Iterator[Match]:
+    bindings = match(pattern, node)
+    if bindings is not None:
+        yield Match(node, bindings)
+
+
+def _parse_result(content: bytes, path: str) -> Source:
+    try:
+        return Source(content, path)
+    except Misfit as error:
+        raise Misfit(Kind.BROKEN, f"after the patch {error}") from error
+
+
+def _verify(after: Source, edits: tuple[Edit, ...]) -> None:
+    """Every seam must read as present in the result, or a second run would not find it."""
+    for seam in dict.fromkeys(edit.seam for edit in edits):
+        if standing(seam, after) is not Standing.PRESENT:
+            raise Misfit(
+                Kind.BROKEN,
+                f"{seam.scope}: the result does not read like {seam.put.text!r}",
+                "an operator may bind more tightly there; put the '+' expression in parentheses",
+                line=seam.line,
+            )
+
+
+# hunks ---------------------------------------------------------------------------------------
+
+
+def _resolve_hunk(hunk: Hunk, current: Source, pristine: Source) -> HunkResult:
+    fits: list[tuple[Alternative, HunkResult]] = []
+    misfits: list[Misfit] = []
+    for alternative in hunk.alternatives:
+        try:
+            fits.append((alternative, _resolve_alternative(hunk, alternative, current, pristine)))
+        except Misfit as misfit:
+            misfits.append(misfit)
+    if len(fits) == 1:
+        return fits[0][1]
+    if fits:
+        lines = ", ".join(str(alternative.line) for alternative, _ in fits)
+        raise Misfit(
+            Kind.AMBIGUOUS,
+            f"{len(fits)} alternatives fit (lines {lines} of the seam); exactly one must",
+            line=fits[0][0].line,
+        )
+    if hunk.optional and all(_means_absent(hunk, misfit) for misfit in misfits):
+        return HunkResult(hunk, Standing.ABSENT)
+    if len(misfits) == 1:
+        raise misfits[0]
+    told = [line for misfit in misfits for line in misfit.lines]
+    raise Misfit(
+        misfits[0].kind,
+        f"none of {len(misfits)} alternatives fits",
+        *told,
+        line=hunk.alternatives[0].line,
+    )
+
+
+def _means_absent(hunk: Hunk, misfit: Misfit) -> bool:
+    """A missing scope, or for a replacement a missing anchor, which `!` proves to be gone."""
+    return misfit.kind is Kind.NO_SCOPE or (misfit.kind is Kind.NO_ANCHOR and hunk.replaces_only)
+
+
+def _resolve_alternative(
+    hunk: Hunk, alternative: Alternative, current: Source, pristine: Source
+) -> HunkResult:
+    edits: list[Edit] = []
+    standings: list[Standing] = []
+    notes: list[str] = []
+    for seam in alternative.seams:
+        found = standing(seam, current if seam.op is Op.IMPORT else pristine)
+        standings.append(found or Standing.APPLIED)
+        if found is None:
+            edits += _edits(seam, current, pristine)
+        elif found is Standing.UPSTREAM:
+            notes.append(_cure_note(seam, pristine))
+    for verdict in (Standing.APPLIED, Standing.UPSTREAM):
+        if verdict in standings:
+            return HunkResult(hunk, verdict, tuple(edits), "; ".join(notes))
+    return HunkResult(hunk, Standing.PRESENT)
+
+
+def standing(seam: Seam, source: Source) -> Standing | None:
+    """PRESENT or UPSTREAM when `source` has the change already, None when it must be made.
+
+    Present is asked before upstream, or our own result would be taken for upstream's.
+    """
+    try:
+        root, bindings = _root(seam, source)
+    except Misfit:
+        return None
+    done = _done(seam, root, source, bindings)
+    if seam.op is not Op.REPLACE:
+        if done == seam.times:
+            return Standing.PRESENT
+        return Standing.UPSTREAM if _cure(seam, root) else None
+    hits = _hits(seam, root, bindings)
+    cure = _cure(seam, root)
+    if hits and cure:
+        raise Misfit(
+            Kind.AMBIGUOUS,
+            f"{seam.scope}: both {_anchor(seam).text!r} (line {_line(hits[0].node)}) and "
+            f"upstream's cure {cure.text!r} read there",
+            line=seam.line,
+        )
+    if not hits and done >= seam.times:
+        return Standing.PRESENT
+    return Standing.UPSTREAM if cure else None
+
+
+def _cure(seam: Seam, root: ast.AST) -> Pattern | None:
+    return next((cure for cure in seam.cures if any(find(cure, root))), None)
+
+
+def _cure_note(seam: Seam, source: Source) -> str:
+    root, _ = _root(seam, source)
+    cure = _cure(seam, root)
+    assert cure is not None
+    line = _line(next(find(cure, root)).node)
+    return f"{source.path}:{line} {seam.scope} reads {cure.text!r}"
+
+
+# places --------------------------------------------------------------------------------------
+
+
+def _root(seam: Seam, source: Source) -> tuple[Scope | ast.stmt, Bindings]:
+    """The statement in which the anchor is sought, and what the heads around it bind."""
+    if seam.op is Op.IMPORT:
+        return source.tree, {}
+    try:
+        root: Scope | ast.stmt = source.scope(seam.scope)
+    except Misfit as misfit:
+        misfit.line = seam.line
+        raise
+    bindings: Bindings = {}
+    for head in seam.inside:
+        hits = list(find(head, root, bindings))
+        if len(hits) != 1:
+            raise _unfit(seam, source, root, head, hits, 1)
+        assert isinstance(hits[0].node, ast.stmt)
+        root, bindings = hits[0].node, hits[0].bindings
+    return root, bindings
+
+
+def _anchor(seam: Seam) -> Pattern:
+    assert seam.anchor is not None
+    return seam.anchor
+
+
+def _hits(seam: Seam, root: ast.AST, bindings: Bindings) -> list[Match]:
+    """Places that read like the anchor; not what reads as wanted already, nor anything in it."""
+    anchor = _anchor(seam)
+    if seam.op is not Op.REPLACE:
+        return [hit for hit, _, _ in _statement_hits(seam, root, bindings)]
+    wanted = {
+        id(inner)
+        for run in _wanted_runs(seam, root)
+        for node in run
+        for inner in (node, *walk(node))
+    }
+    hits = (
+        _statements(anchor, root, bindings)
+        if isinstance(anchor.node, ast.expr) and not seam.put.is_expression
+        else find(anchor, root, bindings)
+    )
+    return [hit for hit in hits if id(hit.node) not in wanted]
+
+
+def _statements(anchor: Pattern, root: ast.AST, bindings: Bindings) -> Iterator[Match]:
+    """Statements that read like the anchor; an expression must be the whole statement."""
+    for node in walk(root):
+        if isinstance(node, ast.stmt):
+            target = node.value if isinstance(node, ast.Expr) else node
+            found = match(anchor, target, bindings)
+            if found is not None:
+                yield Match(node, found)
+
+
+def _suites(root: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Every list of statements in and below `root`."""
+    for node in (root, *walk(root)):
+        for field in ("body", "orelse", "finalbody"):
+            suite = getattr(node, field, None)
+            if isinstance(suite, list):
+                yield suite
+
+
+def _statement_hits(
+    seam: Seam, root: ast.AST, bindings: Bindings
+) -> Iterator[tuple[Match, list[ast.stmt], int]]:
+    """Statements an insertion anchors on, with the suite and the index they stand at."""
+    places = {id(node): (suite, at) for suite in _suites(root) for at, node in enumerate(suite)}
+    for hit in _statements(_anchor(seam), root, bindings):
+        yield (hit, *places[id(hit.node)])
+
+
+def _runs(wanted: tuple[ast.stmt, ...], suite: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    for at in range(len(suite) - len(wanted) + 1):
+        run = suite[at : at + len(wanted)]
+        if same(list(wanted), run, {}):
+            yield run
+
+
+def _wanted_runs(seam: Seam, root: ast.AST) -> list[list[ast.AST]]:
+    """Places that read like the replacement, each as the nodes it takes up."""
+    put = seam.put
+    if put.is_head and put.node is not None:
+        head = Pattern(put.text, put.node, is_head=True)
+        return [[hit.node] for hit in find(head, root)]
+    if put.is_expression and put.node is not None:
+        return [[hit.node] for hit in find(Pattern(put.text, put.node, is_head=False), root)]
+    return [[*run] for suite in _suites(root) for run in _runs(put.body, suite)]
+
+
+def _done(seam: Seam, root: Scope | ast.stmt, source: Source, bindings: Bindings) -> int:
+    """How many places already read as wanted; for an insertion, how many anchors have theirs."""
+    if seam.op is Op.REPLACE:
+        return len(_wanted_runs(seam, root))
+    if seam.op is Op.IMPORT:
+        return int(_imported(seam.put.body) <= _imported(source.tree.body))
+    if seam.op is Op.DECORATE:
+        assert isinstance(root, Definition) and isinstance(seam.put.body[0], Definition)
+        there = root.decorator_list
+        wanted = seam.put.body[0].decorator_list
+        return int(all(any(reads_alike(one, other) for other in there) for one in wanted))
+    if seam.op is Op.TOP:
+        assert isinstance(root, Definition)
+        return min(1, sum(1 for _ in _runs(seam.put.body, root.body)))
+    return sum(
+        any(
+            same(list(seam.put.body), run, dict(hit.bindings))
+            for run in _neighbours(seam, suite, at)
+        )
+        for hit, suite, at in _statement_hits(seam, root, bindings)
+    )
+
+
+def _neighbours(seam: Seam, suite: list[ast.stmt], at: int) -> Iterator[list[ast.stmt]]:
+    """Runs of statements on the side of the anchor where the insertion would stand.
+
+    Not only the next ones: another patch may have put its own lines between.
+    """
+    size = len(seam.put.body)
+    side = suite[:at] if seam.op is Op.BEFORE else suite[at + 1 :]
+    for start in range(len(side) - size + 1):
+        yield side[start : start + size]
+
+
+def _imported(body: list[ast.stmt] | tuple[ast.stmt, ...]) -> set[tuple[object, ...]]:
+    """The bindings that top-level imports make."""
+    names: set[tuple[object, ...]] = set()
+    for node in body:
+        if isinstance(node, ast.Import):
+            names |= {("import", alias.name, alias.asname) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {(node.level, node.module, alias.name, alias.asname) for alias in node.names}
+    return names
+
+
+# edits ---------------------------------------------------------------------------------------
+
+
+def _edits(seam: Seam, source: Source, pristine: Source) -> list[Edit]:
+    root, bindings = _root(seam, source)
+    if seam.op is Op.IMPORT:
+        return [_insertion(seam, source, _import_place(source, pristine), b"", {})]
+    if seam.op in (Op.DECORATE, Op.TOP):
+        assert isinstance(root, Definition)
+        at, indent = _definition_place(seam, source, root)
+        return [_insertion(seam, source, at, indent, {})]
+    hits = _hits(seam, root, bindings)
+    if len(hits) != seam.times:
+        raise _unfit(seam, source, root, _anchor(seam), hits, seam.times)
+    make = _replacement if seam.op is Op.REPLACE else _beside
+    return [edit for hit in hits for edit in make(seam, source, hit)]
+
+
+def _insertion(seam: Seam, source: Source, at: int, indent: bytes, bindings: Bindings) -> Edit:
+    text = block(fill(source, seam.put, bindings), indent, source.newline)
+    if at and source.raw[at - 1 : at] not in (b"\n", b"\r"):
+        text = source.newline + text
+    return Edit(seam, Span(at, at), text, _hole_texts(source, bindings), Span(at, at))
+
+
+def _import_place(source: Source, pristine: Source) -> int:
+    """Under the last top-level import that no patch has put one under yet.
+
+    One line of upstream then stands between the imports of two patches, so that git can take
+    either without the other.
+    """
+    body = source.tree.body
+    end = next((at for at, node in enumerate(body) if isinstance(node, Definition)), len(body))
+    ours = _imported(body[:end]) - _imported(pristine.tree.body)
+    imports = [at for at in range(end) if isinstance(body[at], (ast.Import, ast.ImportFrom))]
+    taken = {at for at in imports if _imported([body[at]]) & ours}
+    free = [at for at in imports if not {at, at + 1} & taken]
+    if imports:
+        return source.next_line(source.span(body[(free or imports)[-1]]).end)
+    if ast.get_docstring(source.tree) is not None:
+        return source.next_line(source.span(body[0]).end)
+    return source.line_start(_statement_start(source, body[0])) if body else len(source.raw)
+
+
+def _definition_place(seam: Seam, source: Source, root: Definition) -> tuple[int, bytes]:
+    """Where a decorator or the top of the body goes, and its indent."""
+    start = _statement_start(source, root)
+    if seam.op is Op.DECORATE:
+        return source.line_start(start), source.indent(start)
+    first = root.body[0]
+    start, end = _statement_start(source, first), source.span(first).end
+    if not source.begins_line(start):
+        raise _shares_line(seam, source, start)
+    if ast.get_docstring(root) is None:
+        return source.above_comments(start), source.indent(start)
+    if not source.ends_line(end):
+        raise _shares_line(seam, source, start)
+    return source.next_line(end), source.indent(start)
+
+
+def _statement_start(source: Source, node: ast.stmt) -> int:
+    """Where a statement starts, its decorators included."""
+    decorators = node.decorator_list if isinstance(node, Definition) else []
+    if not decorators:
+        return source.span(node).start
+    return source.raw.rindex(b"@", 0, source.span(decorators[0]).start)
+
+
+def _beside(seam: Seam, source: Source, hit: Match) -> list[Edit]:
+    assert isinstance(hit.node, ast.stmt)
+    start, end = _statement_start(source, hit.node), source.span(hit.node).end
+    _require_own_lines(seam, source, start, end)
+    at = source.above_comments(start) if seam.op is Op.BEFORE else source.next_line(end)
+    return [_insertion(seam, source, at, source.indent(start), hit.bindings)]
+
+
+def _replacement(seam: Seam, source: Source, hit: Match) -> list[Edit]:
+    whole = source.span(hit.node)
+    splices = rewrite(source, seam.put, hit.node, hit.bindings)
+    rewrites_whole = splices[0].span == whole
+    simple = seam.put.one_line and (seam.put.is_expression or not _is_compound(seam.put.node))
+    if rewrites_whole and isinstance(hit.node, ast.stmt) and not simple:
+        _require_own_lines(seam, source, whole.start, whole.end)
+    holes = _hole_texts(source, hit.bindings)
+    return [Edit(seam, splice.span, splice.text, holes, whole) for splice in splices]
+
+
+def _is_compound(node: ast.AST | None) -> bool:
+    return node is None or hasattr(node, "body") or isinstance(node, ast.Match)
+
+
+def _require_own_lines(seam: Seam, source: Source, start: int, end: int) -> None:
+    is_elif = source.raw[start : start + 4] == b"elif"
+    if is_elif or not source.begins_line(start) or not source.ends_line(end):
+        raise _shares_line(seam, source, start)
+
+
+def _hole_texts(source: Source, bindings: Bindings) -> dict[str, str]:
+    texts = {}
+    for name, bound in bindings.items():
+        nodes = bound if isinstance(bound, list) else [bound]
+        texts[name] = ", ".join(
+            node if isinstance(node, str) else source.text(source.span(node)) for node in nodes
+        )
+    return texts
+
+
+# explanations --------------------------------------------------------------------------------
+
+
+def _shares_line(seam: Seam, source: Source, offset: int) -> Misfit:
+    return Misfit(
+        Kind.BAD_PLACE,
+        f'{source.path}:{source.line_number(offset)}: the anchor shares its line (elif, ";" or a '
+        "one-line suite)",
+        "anchor on the whole statement",
+        line=seam.line,
+    )
+
+
+def _unfit(
+    seam: Seam, source: Source, root: ast.AST, anchor: Pattern, hits: list[Match], times: int
+) -> Misfit:
+    if hits:
+        lines = ", ".join(str(_line(hit.node)) for hit in hits)
+        headline = (
+            f"{seam.scope}: {len(hits)} places read {anchor.text!r} (lines {lines}); "
+            f"the seam names {times}"
+        )
+        return Misfit(Kind.AMBIGUOUS, headline, line=seam.line)
+    headline = f"{seam.scope}: nothing reads {anchor.text!r}"
+    near = [f"nearest   {line}" for line in _nearest(source, root, anchor)]
+    elsewhere = [f"elsewhere {line}" for line in _elsewhere(source, root, anchor)]
+    return Misfit(Kind.NO_ANCHOR, headline, *near, *elsewhere, line=seam.line)
+
+
+def _line(node: ast.AST) -> int:
+    return int(getattr(node, "lineno", 0))
+
+
+def _nearest(source: Source, root: ast.AST, anchor: Pattern, most: int = 2) -> list[str]:
+    """The places of the anchor's own kind whose text is most like it."""
+    rated = []
+    for node in walk(root):
+        if type(node) is type(anchor.node):
+            text = ast.unparse(node).partition("\n")[0]
+            ratio = difflib.SequenceMatcher(None, anchor.text, text).ratio()
+            rated.append((-ratio, _line(node), text))
+    return [
+        f"{source.path}:{line}: {text[:100]}"
+        for ratio, line, text in sorted(rated)[:most]
+        if -ratio > NEAR_RATIO
+    ]
+
+
+def _elsewhere(source: Source, root: ast.AST, anchor: Pattern) -> list[str]:
+    return [
+        f"{source.path}:{_line(hit.node)}: {name} reads it"
+        for name, statement in source.functions()
+        if statement is not root
+        for hit in find(anchor, statement)
+    ]

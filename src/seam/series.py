@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The series: its patches in order, the releases it is carried over, and where both are kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timezone
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from seam.errors import SeamError
+from seam.seamfile import NAME, Patch, parse
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PACKAGED = Path(__file__).parent / "_data"
+
+
+@dataclass(frozen=True)
+class Release:
+    """One supported SGLang release and the wheel it is taken from."""
+
+    name: str
+    wheel: str
+    sha256: str
+    released: date
+    requires_python: str
+    torch: str
+    """The torch it pins; for information, a run without a GPU may take another."""
+    pins: tuple[str, ...]
+    """Requirements that a run of this release needs at these very versions."""
+    stand_ins: tuple[str, ...] = ()
+    """Packages that must be importable, but of which nothing is used."""
+
+    @property
+    def version(self) -> Version:
+        """The release as a version, for ordering."""
+        return Version(self.name)
+
+    @property
+    def label(self) -> str:
+        """A short name for the head of a column: 0.5.13.post1 is 13.p1."""
+        return self.name.removeprefix("0.5.").replace(".post", ".p")
+
+    @property
+    def timestamp(self) -> int:
+        """Seconds since the epoch, the date of commits that stand for this release."""
+        return int(datetime.combine(self.released, time(), timezone.utc).timestamp())
+
+
+@dataclass(frozen=True)
+class Series:
+    """All patches in order of application, and the files they add."""
+
+    root: Path
+    """Holds `series/`, `python/` and `test/registered/`."""
+    patches: tuple[Patch, ...]
+    releases: dict[str, Release]
+    """By name, oldest first."""
+
+    @classmethod
+    def load(cls, root: Path | None = None) -> Series:
+        """Read the whole series; raise `SeamError` at the first file that is malformed."""
+        root = root or find_root()
+        folder = root / "series"
+        releases = read_releases(folder / "releases.toml")
+        patches = [_read_patch(folder, name) for name in _order(folder / "series")]
+        _check_needs(patches)
+        return cls(root, tuple(patches), {release.name: release for release in releases})
+
+    @property
+    def newest(self) -> Release:
+        """The newest supported release."""
+        return list(self.releases.values())[-1]
+
+    def release(self, name: str) -> Release:
+        """The supported release called `name`, or a `SeamError` that lists them."""
+        if name in self.releases:
+            return self.releases[name]
+        raise SeamError(f"unknown release {name!r}; supported are: {', '.join(self.releases)}")
+
+    def patch(self, name: str) -> Patch:
+        """The patch called `name`, or a `SeamError` that lists them."""
+        for patch in self.patches:
+            if patch.name == name:
+                return patch
+        known = ", ".join(patch.name for patch in self.patches) or "none"
+        raise SeamError(f"unknown patch {name!r}; the series has: {known}")
+
+    def select(
+        self, names: Sequence[str] = (), without: Sequence[str] = ()
+    ) -> tuple[list[Patch], list[str]]:
+        """The patches to lay, in order, and the names pulled in because others need them.
+
+        No `names` means the whole series. Raises `SeamError` when a patch is left out that a
+        chosen one needs.
+        """
+        chosen = {self.patch(name).name for name in names or [p.name for p in self.patches]}
+        chosen -= {self.patch(name).name for name in without}
+        pulled: list[str] = []
+        for patch in reversed(self.patches):
+            for need in patch.needs if patch.name in chosen else ():
+                if need in without:
+                    raise SeamError(
+                        f"{patch.name} needs {need}; leave it out too: --without {patch.name}"
+                    )
+                if need not in chosen:
+                    pulled.append(need)
+                    chosen.add(need)
+        return [patch for patch in self.patches if patch.name in chosen], pulled[::-1]
+
+    def overlay(self, path: str) -> bytes:
+        """A file of ours, by its path in SGLang's checkout; `SeamError` when there is none."""
+        try:
+            return (self.root / path).read_bytes()
+        except OSError as error:
+            raise SeamError(f"{path}: no such file under {self.root}") from error
+
+
+def find_root(start: Path | None = None) -> Path:
+    """Where the series is kept: the repository around `start` or this module, else the package."""
+    start = (start or Path.cwd()).resolve()
+    source = Path(__file__).resolve().parents[2]
+    for candidate in (start, *start.parents, source):
+        if (candidate / "src" / "seam").is_dir() and _holds_series(candidate):
+            return candidate
+    if _holds_series(PACKAGED):
+        return PACKAGED
+    raise SeamError(
+        f"no series found: neither {start} is in its repository nor does {PACKAGED} hold one; "
+        "install the package again"
+    )
+
+
+def _holds_series(root: Path) -> bool:
+    return (root / "series" / "series").is_file() and (root / "series" / "releases.toml").is_file()
+
+
+def _order(path: Path) -> list[str]:
+    names: list[str] = []
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        name = line.partition("#")[0].strip()
+        if not name:
+            continue
+        if not NAME.fullmatch(name):
+            raise SeamError(f"series/series:{number}: {name!r} is no name of a patch (a-z, 0-9, -)")
+        if name in names:
+            raise SeamError(f"series/series:{number}: {name} is listed above already")
+        names.append(name)
+    return names
+
+
+def _read_patch(folder: Path, name: str) -> Patch:
+    path = folder / f"{name}.seam"
+    if not path.is_file():
+        raise SeamError(f"series/series names {name}, but there is no series/{name}.seam")
+    return parse(name, _read(path))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise SeamError(f"{path}: not UTF-8 at byte {error.start}") from error
+    except OSError as error:
+        raise SeamError(f"{path}: {error.strerror}") from error
+
+
+def _check_needs(patches: Iterable[Patch]) -> None:
+    earlier: set[str] = set()
+    for patch in patches:
+        for need in patch.needs:
+            if need not in earlier:
+                raise SeamError(
+                    f"{patch.name}.seam: needs {need}, which does not come earlier in series/series"
+                )
+        earlier.add(patch.name)
+
+
+def read_releases(path: Path) -> list[Release]:
+    """Read releases.toml, oldest release first; raise `SeamError` when it is malformed."""
+    try:
+        table = tomllib.loads(_read(path))
+        releases = [_read_release(entry) for entry in table["release"]]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, InvalidVersion) as error:
+        raise SeamError(f"{path}: {error!r}") from error
+    return sorted(releases, key=lambda release: release.version)
+
+
+def _read_release(entry: dict[str, object]) -> Release:
+    released = entry["released"]
+    if not isinstance(released, date):
+        raise TypeError(f"released = {released!r} is no date")
+    Version(str(entry["version"]))
+    return Release(
+        name=str(entry["version"]),
+        wheel=str(entry["wheel"]),
+        sha256=str(entry["sha256"]),
+        released=released,
+        requires_python=str(entry["requires-python"]),
+        torch=str(entry["torch"]),
+        pins=_strings(entry["pins"]),
+        stand_ins=_strings(entry.get("stand-ins", [])),
+    )
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return tuple(str(item) for item in value)

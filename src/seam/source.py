@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One upstream file: its bytes, their syntax tree, and splices that leave other bytes alone."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
+
+from seam.errors import Kind, Misfit
+
+Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+Scope: TypeAlias = ast.Module | Definition
+
+NEWLINE = re.compile(rb"\r\n|\r|\n")
+BOM = b"\xef\xbb\xbf"
+
+
+class Span(NamedTuple):
+    """A half-open byte range of a source."""
+
+    start: int
+    end: int
+
+
+class Splice(NamedTuple):
+    """The bytes that take the place of a span; an empty span inserts."""
+
+    span: Span
+    text: bytes
+
+
+class Source:
+    """A Python file as bytes and tree; offsets count bytes after the byte order mark."""
+
+    def __init__(self, content: bytes, path: str) -> None:
+        """Parse `content`; raise `Misfit` (broken) when it is not UTF-8 Python."""
+        self.path = path
+        self.content = content
+        self.bom = BOM if content.startswith(BOM) else b""
+        self.raw = content[len(self.bom) :]
+        try:
+            self.raw.decode()
+            self.tree = ast.parse(self.raw)
+        except UnicodeDecodeError as error:
+            raise Misfit(Kind.BROKEN, f"{path}: not UTF-8 at byte {error.start}") from error
+        except SyntaxError as error:
+            raise Misfit(Kind.BROKEN, f"{path}:{error.lineno}: not Python: {error.msg}") from error
+        self.starts = [0, *(match.end() for match in NEWLINE.finditer(self.raw))]
+        self.newline = b"\r\n" if b"\r\n" in self.raw else b"\n"
+
+    # positions -----------------------------------------------------------------------------
+
+    def span(self, node: ast.AST) -> Span:
+        """Byte range of a node that has a position; decorators are not part of a definition's."""
+        assert isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword, ast.alias))
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return Span(
+            self.starts[node.lineno - 1] + node.col_offset,
+            self.starts[node.end_lineno - 1] + node.end_col_offset,
+        )
+
+    def text(self, span: Span) -> str:
+        """The source text of a span."""
+        return self.raw[span.start : span.end].decode()
+
+    def line_number(self, offset: int) -> int:
+        """One-based line of an offset."""
+        return bisect.bisect_right(self.starts, offset)
+
+    def line_start(self, offset: int) -> int:
+        """Offset at which the line of `offset` starts."""
+        return self.starts[self.line_number(offset) - 1]
+
+    def next_line(self, offset: int) -> int:
+        """Offset at which the line after that of `offset` starts, or the end of the file."""
+        line = self.line_number(offset)
+        return self.starts[line] if line < len(self.starts) else len(self.raw)
+
+    def line_end(self, offset: int) -> int:
+        """Offset at which the line of `offset` ends, its newline not included."""
+        match = NEWLINE.search(self.raw, offset)
+        return match.start() if match else len(self.raw)
+
+    def indent(self, offset: int) -> bytes:
+        """White space at the start of the line of `offset`."""
+        head = self.raw[self.line_start(offset) : offset]
+        return head[: len(head) - len(head.lstrip())]
+
+    def begins_line(self, offset: int) -> bool:
+        """Whether only white space stands before `offset` on its line."""
+        return not self.raw[self.line_start(offset) : offset].strip()
+
+    def ends_line(self, offset: int) -> bool:
+        """Whether only white space or a comment stands after `offset` on its line."""
+        rest = self.raw[offset : self.line_end(offset)].strip()
+        return not rest or rest.startswith(b"#")
+
+    def above_comments(self, offset: int) -> int:
+        """Start of the comment block that belongs to the statement at `offset`, or of its line."""
+        mark = self.raw[self.line_start(offset) : offset] + b"#"
+        line = self.line_number(offset) - 1
+        while line > 0 and self.raw.startswith(mark, self.starts[line - 1]):
+            line -= 1
+        return self.starts[line]
+
+    def lines_of(self, span: Span) -> list[str]:
+        """The lines that a span touches, stripped, empty ones left out."""
+        last = max(span.start, span.end - 1)
+        block = self.raw[self.line_start(span.start) : self.line_end(last)].decode()
+        return [line.strip() for line in block.splitlines() if line.strip()]
+
+    # scopes --------------------------------------------------------------------------------
+
+    def scope(self, dotted: str) -> Definition:
+        """The class or function named `dotted`; raise `Misfit` (no-scope) when not just one is."""
+        node: Scope = self.tree
+        seen: list[str] = []
+        for part in dotted.split("."):
+            children = [child for child in node.body if isinstance(child, Definition)]
+            hits = [child for child in children if child.name == part]
+            seen.append(part)
+            if len(hits) != 1:
+                raise Misfit(Kind.NO_SCOPE, *self._no_scope(seen, hits, children))
+            node = hits[0]
+        assert not isinstance(node, ast.Module)
+        return node
+
+    def _no_scope(
+        self, seen: list[str], hits: list[Definition], children: list[Definition]
+    ) -> list[str]:
+        name = ".".join(seen)
+        if hits:
+            lines = ", ".join(str(hit.lineno) for hit in hits)
+            return [f"{name} is defined {len(hits)} times in {self.path} (lines {lines})"]
+        near = difflib.get_close_matches(seen[-1], [child.name for child in children], 3)
+        close = [f"names close to it: {', '.join(dict.fromkeys(near))}"] if near else []
+        return [f"no {name} in {self.path}", *close]
+
+    def functions(self) -> Iterator[tuple[str, ast.stmt]]:
+        """Top-level statements and class members, with the dotted name of those that have one."""
+        for outer in self.tree.body:
+            if not isinstance(outer, ast.ClassDef):
+                yield getattr(outer, "name", "the module"), outer
+                continue
+            for inner in outer.body:
+                name = getattr(inner, "name", "")
+                yield f"{outer.name}.{name}" if name else outer.name, inner
+
+    # splicing ------------------------------------------------------------------------------
+
+    def splice(self, splices: Iterable[Splice]) -> tuple[bytes, list[Span]]:
+        """Lay `splices` over the source; those at one place keep their order.
+
+        Returns the new content and, in the order given, the span of each splice in it (counted
+        as in a `Source` of it). Raises `Misfit` (overlap) when two touch the same bytes.
+        """
+        given = list(splices)
+        order = sorted(range(len(given)), key=lambda index: given[index].span)
+        pieces, spans, last, size = [self.bom], [Span(0, 0)] * len(given), 0, 0
+        for index in order:
+            (start, end), text = given[index]
+            if start < last:
+                place = f"{self.path}:{self.line_number(start)}"
+                raise Misfit(Kind.OVERLAP, f"{place}: two seams of one patch edit the same place")
+            pieces += [self.raw[last:start], text]
+            size += start - last
+            spans[index] = Span(size, size + len(text))
+            size += len(text)
+            last = end
+        return b"".join([*pieces, self.raw[last:]]), spans

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A runnable patched SGLang: a pristine copy of the package as a small git repository."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from seam.errors import SeamError
+from seam.gitrepo import Commit, Repository
+from seam.layer import Layer, Outcome
+
+BRANCH = "pd-series"
+KEY = "seam.key"
+"""Git setting of a built tree: what it was built from."""
+HEAD = "seam.head"
+"""Git setting of a built tree: the commit it was built up to."""
+UNTRACKED = (".so", ".pyc")
+"""Compiled files stand in the tree but not in git."""
+
+
+class Package(Protocol):
+    """A whole pristine package; see `seam.layer.Pristine`."""
+
+    label: str
+    """Says in the base commit where the package is from."""
+
+    def read(self, path: str) -> bytes | None: ...
+
+    def paths(self) -> Iterable[str]: ...
+
+    def is_executable(self, path: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to build a tree from, all of it in memory already."""
+
+    package: Package
+    layer: Layer
+    timestamp: int
+
+    @property
+    def commits(self) -> list[Commit]:
+        """One commit for each patch that applies."""
+        return [
+            Commit(result.commit_message, result.changes, self.timestamp)
+            for result in self.layer.results.values()
+            if result.outcome is Outcome.APPLIED
+        ]
+
+    @property
+    def key(self) -> str:
+        """A digest of everything that makes the tree."""
+        digest = hashlib.sha256(f"{self.package.label} {self.timestamp}\n".encode())
+        for commit in self.commits:
+            digest.update(commit.message.encode())
+            for path, content in sorted(commit.files.items()):
+                digest.update(f"{path} {len(content)}\n".encode() + content)
+        return digest.hexdigest()
+
+
+def build(plan: Plan, target: Path, replace: bool = False) -> bool:
+    """Build the tree at `target`; False when it was there already, as planned and unedited.
+
+    Everything is written to a folder beside the target, which is renamed at the end. Raises
+    `SeamError` when the target holds something else, or edits that would be lost.
+    """
+    target = target.absolute()
+    try:
+        standing = _standing(target, replace)
+        if standing == plan.key:
+            return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+            fresh = Path(folder) / "tree"
+            _write(plan, fresh)
+            if target.exists():
+                target.rename(Path(folder) / "old")
+            fresh.rename(target)
+    except OSError as error:
+        raise SeamError(
+            f"cannot build at {target}: {error.strerror}: {error.filename or target}"
+        ) from error
+    return True
+
+
+def _standing(target: Path, replace: bool) -> str | None:
+    """The key of the tree at `target` when it may be replaced, None when nothing is there."""
+    if not target.exists():
+        return None
+    if not target.is_dir():
+        raise SeamError(f"{target} is not a folder; name one that does not exist yet")
+    if not any(target.iterdir()):
+        return None
+    repository = Repository(target)
+    key = repository.ask("config", "--local", KEY) if (target / ".git").is_dir() else None
+    if key is None:
+        raise SeamError(f"{target} is not empty; name a folder that does not exist yet")
+    if not replace:
+        raise SeamError(f"{target} is a built tree already; --replace builds it anew")
+    head = repository.ask("config", "--local", HEAD)
+    edited = repository.ask("status", "--porcelain", "--untracked-files=no")
+    if edited or repository.ask("rev-parse", "HEAD") != head:
+        raise SeamError(f"{target} was edited since it was built; save the edits and delete it")
+    return key
+
+
+def _write(plan: Plan, folder: Path) -> None:
+    repository = Repository(folder.parent)
+    repository.git("init", "--quiet", "--template=", f"--initial-branch={BRANCH}", str(folder))
+    repository = Repository(folder)
+    files, executables = _extract(plan.package, folder)
+    base = Commit(f"sglang {plan.package.label}\n", files, plan.timestamp, executables)
+    for key, value in (("core.autocrlf", "false"), ("gc.auto", "0"), (KEY, plan.key)):
+        repository.git("config", key, value)
+    head = repository.write(BRANCH, [base, *plan.commits])
+    repository.git("config", HEAD, head)
+    info = folder / ".git" / "info"
+    info.mkdir(exist_ok=True)
+    (info / "exclude").write_text("".join(f"*{end}\n" for end in UNTRACKED) + "__pycache__/\n")
+    for path, content in plan.layer.changed.items():
+        _write_file(folder / path, content)
+    repository.git("read-tree", "HEAD")
+    repository.git("update-index", "-q", "--refresh")
+
+
+def _extract(package: Package, folder: Path) -> tuple[dict[str, bytes], frozenset[str]]:
+    """Write the package to `folder`; returns what git is to keep of it."""
+    kept: dict[str, bytes] = {}
+    executables = set()
+    for path in package.paths():
+        content = package.read(path)
+        assert content is not None
+        _write_file(folder / path, content)
+        if package.is_executable(path):
+            (folder / path).chmod(0o755)
+            executables.add(path)
+        if not path.endswith(UNTRACKED):
+            kept[path] = content
+    return kept, frozenset(executables)
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        os.makedirs(parent)
+    with open(path, "wb") as file:
+        file.write(content)
