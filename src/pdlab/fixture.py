@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE pairs with random weights whose draft nevertheless predicts the target.
+"""EAGLE pairs with random weights whose draft predicts the target exactly.
 
 The target is a Llama of random, seeded weights. Its draft is the same stack of layers, so it *is*
 the target, one position later:
@@ -8,16 +8,21 @@ the target, one position later:
   model does not have, is the identity. The draft model has no final norm either: that only
   scales the logits of a position and moves no argmax.
 - The draft joins embedding and target hidden state by `fc`; `fc = [I, 0]` keeps the embedding.
+- At position p the draft reads token p + 1 and attends to tokens 1 to p + 1 in its own KV cache. It
+  misses token 0 only, and where that is BOS the target does not see it either: in one rotary
+  pair per head, the slowest, every query is constant and only the key of BOS is not zero, and it
+  points the other way.
 
-At position p the draft reads token p + 1 and attends to tokens 1 to p + 1 in its own KV cache. It
-misses token 0 only, so it agrees with the target nearly always, the more so the longer the context.
-The prediction depends on the whole context: a draft whose KV cache is lost, stale or misplaced
-agrees hardly more often than by chance, which is what makes the accept length a measurement.
+So for a prompt that begins with BOS every greedy draft is accepted: the ideal accept length is
+num_steps + 1 (about 0.25 less when prompts begin otherwise). A prediction depends on the whole
+context: a draft whose KV cache is lost, stale or misplaced is hardly ever right, and stays wrong,
+which is what makes the accept length a measurement.
 """
 
 import hashlib
 import json
 import os
+import random
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
@@ -29,11 +34,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 RMS_EPS = 1e-5
-# Attention has to be sharp for a prediction to hang on single earlier tokens.
+ROPE_THETA = 500_000.0
+BOS, EOS = 1, 2
+# Attention has to be sharp and strong for a prediction to hang on single earlier tokens.
 QUERY_KEY_GAIN = 2.0
-OUTPUT_GAIN = 1.5
+OUTPUT_GAIN = 3.0
+# What BOS loses in every attention score; exp of it has to vanish next to float32's resolution.
+BOS_PENALTY = 400.0
+ALWAYS, IS_BOS = 0, 1  # hidden dimensions: 1 for every token, 1 for BOS only
 MANIFEST = "fixture.json"
-CONSTRUCTION = 1  # raise it when the same Fixture gives other bytes
+CONSTRUCTION = 2  # raise it when the same Fixture gives other bytes
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,10 @@ class Fixture:
             )
         if self.head_dim % 2:
             raise ValueError(f"fixture {self.name}: head_dim must be even for rotary embedding")
+        if self.vocab <= EOS + 1 or self.hidden <= IS_BOS + 1:
+            raise ValueError(
+                f"fixture {self.name}: vocab and hidden leave no room beside BOS and EOS"
+            )
 
 
 TINY = Fixture("tiny", hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=512)
@@ -104,6 +118,12 @@ def write(fixture: Fixture, directory: Path | str) -> tuple[Path, Path]:
     return paths
 
 
+def prompt(fixture: Fixture, length: int, seed: int) -> list[int]:
+    """`length` token ids: BOS, then seeded random ones that are neither BOS nor EOS."""
+    draw = random.Random(seed)
+    return [BOS, *(draw.randrange(EOS + 1, fixture.vocab) for _ in range(length - 1))]
+
+
 def weights(fixture: Fixture) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """State dicts, float32, of target and draft under the names SGLang's loaders expect."""
     generator = torch.Generator().manual_seed(fixture.seed)
@@ -116,26 +136,22 @@ def weights(fixture: Fixture) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     def projection(outputs: int, inputs: int, gain: float = 1.0) -> Tensor:
         return normal(outputs, inputs, gain * inputs**-0.5)
 
-    hidden, query, kv = (
-        fixture.hidden,
-        *(count * fixture.head_dim for count in (fixture.heads, fixture.kv_heads)),
-    )
-    embedding = normal(fixture.vocab, hidden)
-    embedding *= ((1 - RMS_EPS) / embedding.square().mean(-1, keepdim=True)).sqrt()
+    hidden, intermediate = fixture.hidden, fixture.intermediate
+    query, kv = fixture.heads * fixture.head_dim, fixture.kv_heads * fixture.head_dim
     ones = torch.ones(hidden, dtype=torch.float64)
-
-    shared = {"embed_tokens.weight": embedding}
+    shared = {"embed_tokens.weight": _embedding(normal(fixture.vocab, hidden))}
     for i in range(fixture.layers):
         layer = {
             "self_attn.q_proj": projection(query, hidden, QUERY_KEY_GAIN),
             "self_attn.k_proj": projection(kv, hidden, QUERY_KEY_GAIN),
             "self_attn.v_proj": projection(kv, hidden),
             "self_attn.o_proj": projection(hidden, query, OUTPUT_GAIN),
-            "mlp.gate_proj": projection(fixture.intermediate, hidden),
-            "mlp.up_proj": projection(fixture.intermediate, hidden),
-            "mlp.down_proj": projection(hidden, fixture.intermediate),
+            "mlp.gate_proj": projection(intermediate, hidden),
+            "mlp.up_proj": projection(intermediate, hidden),
+            "mlp.down_proj": projection(hidden, intermediate),
             "post_attention_layernorm": ones,
         }
+        _hide_bos(layer, fixture.head_dim)
         if i:  # the draft has no input norm in its first layer
             layer["input_layernorm"] = ones
         shared |= {f"layers.{i}.{name}.weight": value for name, value in layer.items()}
@@ -153,6 +169,32 @@ def weights(fixture: Fixture) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         "lm_head.weight": head,
     }
     return _float32(target), _float32(draft)
+
+
+def _embedding(rows: Tensor) -> Tensor:
+    """`rows` [vocab, hidden] with the two marker dimensions set and mean square 1 - eps."""
+    rows[:, [ALWAYS, IS_BOS]] = 0.0
+    markers = torch.zeros_like(rows)
+    markers[:, ALWAYS] = 1.0
+    markers[BOS, IS_BOS] = 1.0
+    energy = rows.shape[1] * (1 - RMS_EPS) - markers.square().sum(-1, keepdim=True)
+    return rows * (energy / rows.square().sum(-1, keepdim=True)).sqrt() + markers
+
+
+def _hide_bos(layer: dict[str, Tensor], head_dim: int) -> None:
+    """Take BOS_PENALTY off the score of every key of BOS, and leave the markers as they are.
+
+    The last rotary pair, (head_dim / 2 - 1, head_dim - 1) in Llama's layout, turns so slowly that
+    it keeps its direction throughout the context.
+    """
+    size = (BOS_PENALTY * head_dim**0.5) ** 0.5
+    for name, marker, value in (("q_proj", ALWAYS, size), ("k_proj", IS_BOS, -size)):
+        weight = layer[f"self_attn.{name}"]
+        heads = weight.view(-1, head_dim, weight.shape[1])
+        heads[:, [head_dim // 2 - 1, head_dim - 1]] = 0.0
+        heads[:, head_dim // 2 - 1, marker] = value
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        layer[name][[ALWAYS, IS_BOS]] = 0.0
 
 
 def _float32(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -173,12 +215,12 @@ def _config(fixture: Fixture, architecture: str) -> dict[str, Any]:
         "vocab_size": fixture.vocab,
         "max_position_embeddings": fixture.context,
         "rms_norm_eps": RMS_EPS,
-        "rope_theta": 10000.0,
+        "rope_theta": ROPE_THETA,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
     }
 
 
