@@ -14,10 +14,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from seam import matrix, tree
+from seam import diff, matrix, tree
+from seam.checkout import Checkout
 from seam.errors import SeamError
+from seam.installed import Installed, Standing
 from seam.layer import Layer, Outcome
+from seam.lint import lint
+from seam.seamfile import Patch
 from seam.series import Release, Series
 from seam.wheels import Wheel, is_cached
 
@@ -58,9 +63,28 @@ def _parser() -> argparse.ArgumentParser:
     build = verb(_tree, "tree", "build a patched copy of the package, as a small git repository")
     build.add_argument("dir", metavar="DIR", type=Path)
     build.add_argument("patch", nargs="*", metavar="PATCH", help="only these, and what they need")
-    build.add_argument("--release", metavar="R", help="a supported release; the newest by default")
+    source = build.add_mutually_exclusive_group()
+    source.add_argument("--release", metavar="R", help="a supported release; the newest by default")
+    source.add_argument(
+        "--from", dest="from_package", metavar="PACKAGE", help="the installed package: sglang"
+    )
     build.add_argument("--without", action="append", default=[], metavar="PATCH")
     build.add_argument("--replace", action="store_true", help="build anew over an unedited tree")
+    am = verb(_am, "am", "write one commit per patch on a new branch of an SGLang checkout")
+    am.add_argument("checkout", metavar="CHECKOUT", type=Path)
+    am.add_argument("patch", nargs="*", metavar="PATCH", help="only these, and what they need")
+    am.add_argument("--onto", default="HEAD", metavar="REF", help="the commit to start from; HEAD")
+    am.add_argument("--branch", metavar="NAME", help="the new branch; pd-series/COMMIT by default")
+    am.add_argument("--release", metavar="R", help="the release REF is based on, if it cannot tell")
+    show = verb(_diff, "diff", "print a patch, or all of them, as they are on a release")
+    show.add_argument("patch", nargs="?", metavar="PATCH")
+    show.add_argument("--release", metavar="R", help="a supported release; the newest by default")
+    status = verb(
+        _status, "status", "say which patches a tree carries, and whether it is unchanged"
+    )
+    status.add_argument(
+        "dir", nargs="?", metavar="DIR", type=Path, help="what this interpreter imports by default"
+    )
     return parser
 
 
@@ -84,14 +108,14 @@ def _check(given: argparse.Namespace) -> int:
     releases = [series.release(name) for name in given.release] or list(series.releases.values())
     with _progress("check", releases) as done:
         columns = matrix.resolve_all(series, releases, done)
-    lint: list[str] = []
+    faults = lint(series)
     if given.json:
-        print(json.dumps(matrix.as_json(columns, lint), indent=2))
+        print(json.dumps(matrix.as_json(columns, faults), indent=2))
     else:
         _print_matrix(series, columns)
-        for text in (*matrix.failures(series, columns), *lint):
+        for text in filter(None, (*matrix.failures(series, columns), "\n".join(faults))):
             print(f"\n{text}")
-    return 0 if not lint and matrix.is_clean(columns) else 1
+    return 0 if not faults and matrix.is_clean(columns) else 1
 
 
 @contextmanager
@@ -114,21 +138,15 @@ def _progress(what: str, releases: Sequence[Release]) -> Iterator[Callable[[Rele
 def _print_matrix(series: Series, columns: dict[str, matrix.Column]) -> None:
     console = Console(highlight=False)
     colours = {Outcome.APPLIED: "green", Outcome.UPSTREAM: "cyan", Outcome.ERROR: "bold red"}
-    table = Table(box=None, padding=(0, 1), header_style="")
-    table.add_column(
-        "", no_wrap=True, min_width=max((len(p.name) for p in series.patches), default=0)
-    )
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
+    table.add_column("", no_wrap=True)
     for name in columns:
-        table.add_column(series.releases[name].label, justify="right", no_wrap=True)
+        table.add_column(series.releases[name].label.replace(".", "\n"), justify="right")
     for patch in series.patches:
-        cells = [column[patch.name].outcome for column in columns.values()]
-        marks = [
-            f"[{colours[cell]}]{matrix.MARKS[cell]}[/]" if cell in colours else matrix.MARKS[cell]
-            for cell in cells
-        ]
+        cells = (column[patch.name].outcome for column in columns.values())
+        marks = (Text(matrix.MARKS[cell], style=colours.get(cell, "")) for cell in cells)
         table.add_row(patch.name, *marks)
-    width = max(console.width, 160) if not console.is_terminal else console.width
-    console.print(table, width=width)
+    console.print(table)
     legend = "  ".join(f"{mark} {outcome.value}" for outcome, mark in matrix.MARKS.items())
     console.print(legend, style="dim")
 
@@ -136,40 +154,119 @@ def _print_matrix(series: Series, columns: dict[str, matrix.Column]) -> None:
 def _tree(given: argparse.Namespace) -> int:
     gc.disable()
     series = Series.load()
+    if given.from_package:
+        package = Installed(given.from_package)
+        release = series.release(package.version)
+        return _build_tree(given, series, release, package)
     release = series.release(given.release) if given.release else series.newest
     with _progress("fetch", [release]), Wheel(release) as wheel:
-        layer = _lay(series, wheel, release, given.patch, given.without)
-        built = tree.build(tree.Plan(wheel, layer, release.timestamp), given.dir, given.replace)
+        return _build_tree(given, series, release, wheel)
+
+
+def _build_tree(
+    given: argparse.Namespace, series: Series, release: Release, package: tree.Package
+) -> int:
+    patches, pulled = series.select(given.patch, given.without)
+    layer = Layer(package, release.name, series.overlay)
+    _lay(layer, patches, pulled)
+    built = tree.build(tree.Plan(package, layer, release.timestamp), given.dir, given.replace)
     _print_outcomes(layer)
     if not built:
-        print(f"{given.dir} is as it should be already")
+        print(f"{given.dir} is so already")
     print(f"PYTHONPATH={given.dir.absolute() / 'python'}")
     return 0
 
 
-def _lay(
-    series: Series, pristine: Wheel, release: Release, names: list[str], without: list[str]
-) -> Layer:
+def _lay(layer: Layer, patches: Sequence[Patch], pulled: Sequence[str] = ()) -> None:
     """Resolve the chosen patches in memory; `SeamError` with every misfit when one has any."""
-    patches, pulled = series.select(names, without)
-    if pulled:
-        print(f"also laid, because others need them: {', '.join(pulled)}")
-    layer = Layer(pristine, release.name, series.overlay)
     layer.lay(patches)
     if layer.misfits:
-        raise SeamError(
-            f"the series does not fit {release.name}; nothing was written\n"
-            + "\n".join(
-                f"{patch.name}.seam:{misfit.line}: {misfit.kind.value}\n  "
-                + "\n  ".join(misfit.lines)
-                for patch, misfit in layer.misfits
-            )
+        told = (
+            f"{patch.name}.seam:{misfit.line}: {misfit.kind.value}\n  " + "\n  ".join(misfit.lines)
+            for patch, misfit in layer.misfits
         )
-    return layer
+        raise SeamError(
+            "\n".join([f"the series does not fit {layer.release}; nothing was written", *told])
+        )
+    if pulled:
+        print(f"also laid, because others need them: {', '.join(pulled)}")
 
 
 def _print_outcomes(layer: Layer) -> None:
     for name, result in layer.results.items():
-        print(f"{result.outcome.value:<21} {name}")
+        print(f"{result.outcome.value:<21}{name}")
         for note in result.notes:
-            print(f"{'':<21} {note}")
+            print(f"{'':<21}{note}")
+
+
+def _am(given: argparse.Namespace) -> int:
+    series = Series.load()
+    with Checkout(given.checkout, given.onto) as checkout:
+        branch = given.branch or f"pd-series/{checkout.label}"
+        carried = checkout.carried()
+        patches = _not_carried(series, given, checkout.label, [stamp.patch for stamp in carried])
+        if checkout.repository.has_branch(branch):
+            raise SeamError(f"there is a branch {branch} already; choose another: --branch NAME")
+        release = series.release(given.release).name if given.release else checkout.release()
+        if release not in series.releases:
+            print(f"{release} is not one of the supported releases; going by what fits")
+        layer = Layer(checkout, release, series.overlay, carried)
+        _lay(layer, patches)
+        _print_outcomes(layer)
+        commits = tree.commits(layer, checkout.timestamp)
+        if not commits:
+            print(f"nothing to do on {checkout.label} ({release}); no branch was made")
+            return 0
+        head = checkout.repository.write(branch, commits, checkout.commit)
+    print(f"{branch} is {head[:10]}: {len(commits)} commits on {checkout.label} ({release})")
+    return 0
+
+
+def _not_carried(
+    series: Series, given: argparse.Namespace, commit: str, carried: Sequence[str]
+) -> list[Patch]:
+    """The patches to lay; `SeamError` when one that was asked for is there already."""
+    patches, pulled = series.select(given.patch)
+    there = [p.name for p in patches if p.name in carried and p.name not in pulled]
+    if there:
+        raise SeamError(
+            f"{commit} carries already: {', '.join(there)}; name the patches you want besides, or "
+            "a commit below them: --onto REF"
+        )
+    news = [name for name in pulled if name not in carried]
+    if news:
+        print(f"also laid, because others need them: {', '.join(news)}")
+    return [patch for patch in patches if patch.name not in carried]
+
+
+def _diff(given: argparse.Namespace) -> int:
+    series = Series.load()
+    release = series.release(given.release) if given.release else series.newest
+    chosen = [series.patch(given.patch)] if given.patch else list(series.patches)
+    last = series.patches.index(chosen[-1]) + 1
+    with _progress("fetch", [release]), Wheel(release) as wheel:
+        layer = Layer(wheel, release.name, series.overlay)
+        _lay(layer, series.patches[:last])
+    for patch in chosen:
+        result = layer.results[patch.name]
+        print(f"{patch.name} on {release.name}: {result.outcome.value}", file=sys.stderr)
+        sys.stdout.write(diff.render(result))
+    return 0
+
+
+def _status(given: argparse.Namespace) -> int:
+    standing = Standing(given.dir)
+    stamps = standing.stamps
+    if not stamps:
+        print(f"{standing.python}: sglang {standing.version}, stock: no patch of the series")
+        return 0
+    print(f"{standing.python}: sglang {standing.version}, {len(stamps)} patches of the series")
+    changed = False
+    for stamp in stamps:
+        broken = list(stamp.broken(standing.read))
+        changed |= bool(broken)
+        made = "" if stamp.release == standing.version else f" (made for {stamp.release})"
+        print(f"{'changed' if broken else 'ok':<8} {stamp.patch}: {stamp.subject}{made}")
+        for line in broken:
+            print(f"{'':<8} {line}")
+    return int(changed)

@@ -25,6 +25,7 @@ class Kind(str, Enum):
     NO_MODULE = "no-module"
     NO_SCOPE = "no-scope"
     OVERLAP = "overlap"
+    UNBOUND = "unbound"
 
 
 class Misfit(SeamError):

@@ -47,6 +47,18 @@ class Repository:
         run = self._run(args, None)
         return None if run.returncode else run.stdout.decode().strip()
 
+    def has_branch(self, branch: str) -> bool:
+        """Whether a local branch of that name exists; `SeamError` when none can."""
+        if self.ask("check-ref-format", "--branch", branch) is None:
+            raise SeamError(f"{branch!r} is not a name that git allows for a branch")
+        return self.ask("rev-parse", "--verify", "--quiet", f"refs/heads/{branch}") is not None
+
+    def stream(self, *args: str) -> subprocess.Popen[bytes]:
+        """A git command that is talked to through its standard input and output."""
+        return subprocess.Popen(
+            ["git", "-C", str(self.folder), *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
     def _run(self, args: Sequence[str], stdin: bytes | None) -> subprocess.CompletedProcess[bytes]:
         environment = {**os.environ, "LC_ALL": "C"}
         return subprocess.run(

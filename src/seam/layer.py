@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +15,14 @@ from typing import Protocol
 from packaging.version import Version
 
 from seam.errors import Kind, Misfit, SeamError
+from seam.pattern import bound_names, used_names
 from seam.resolve import FileResult, Standing, check_forbidden, resolve_file
 from seam.seamfile import FilePatch, Op, Patch
 from seam.source import Source
 from seam.stamp import Stamp, telling
 
 SRT = "python/sglang/srt/"
+BUILTINS = frozenset(dir(builtins)) | {"__file__", "__name__"}
 
 
 class Outcome(str, Enum):
@@ -40,6 +43,9 @@ class Pristine(Protocol):
 
     def paths(self) -> Iterable[str]:
         """All paths, as in SGLang's checkout."""
+
+    def is_executable(self, path: str) -> bool:
+        """Whether a file is executable."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,16 @@ class PatchResult:
 class Layer:
     """Lays patches one by one; each sees the files as the earlier ones left them."""
 
-    def __init__(self, pristine: Pristine, release: str, overlay: Callable[[str], bytes]) -> None:
+    def __init__(
+        self,
+        pristine: Pristine,
+        release: str,
+        overlay: Callable[[str], bytes],
+        carried: Iterable[Stamp] = (),
+    ) -> None:
+        """`overlay` gives the files that patches add; `carried` are stamps of what is there."""
         self.pristine = pristine
+        self.carried = {stamp.patch: stamp for stamp in carried}
         self.release = release
         self.overlay = overlay
         self.results: dict[str, PatchResult] = {}
@@ -112,7 +126,8 @@ class Layer:
             return PatchResult(patch, outcome, notes=_notes(files))
         for file, result in resolved:
             check_forbidden(file, result.after)
-        self._check_imports(files, added)
+        self._check_imports(patch, files, added)
+        self._check_names(patch, files)
         edited = tuple(result for result in files if result.edits)
         changes = added | {SRT + result.after.path: result.after.content for result in edited}
         self._check_overlap(patch, changes)
@@ -183,34 +198,73 @@ class Layer:
     def _check_needs(self, patch: Patch) -> None:
         for need in patch.needs:
             result = self.results.get(need)
+            if need in self.carried:
+                continue
             if result is None:
                 raise Misfit(Kind.NEEDS, f"needs {need}, which is not laid before it")
             if result.outcome in (Outcome.ERROR, Outcome.NOT_FOR_RELEASE):
                 raise Misfit(Kind.NEEDS, f"needs {need}, which is: {result.outcome.value}")
 
-    def _check_imports(self, files: Iterable[FileResult], added: dict[str, bytes]) -> None:
-        """Every module of SGLang that an import seam names must be in the result."""
-        for file in files:
-            for edit in file.edits:
-                if edit.seam.op is Op.IMPORT:
-                    for module in _missing_modules(edit.seam.put.body, self._reader(added)):
-                        raise Misfit(
-                            Kind.NO_MODULE,
-                            f"there is no {module} in this release with the patches laid so far",
-                            "add it, or name the patch that adds it: 'needs: NAME'",
-                            line=edit.seam.line,
-                        )
+    def _closure(self, patch: Patch) -> list[PatchResult]:
+        """What the patch may lean on: the results of all patches it needs, directly or not."""
+        direct = [self.results[need] for need in patch.needs if need in self.results]
+        return [*direct, *(below for result in direct for below in self._closure(result.patch))]
 
-    def _reader(self, added: dict[str, bytes]) -> Callable[[str], bytes | None]:
-        return lambda path: added[path] if path in added else self.read(path)
+    def _check_imports(
+        self, patch: Patch, files: Iterable[FileResult], added: dict[str, bytes]
+    ) -> None:
+        """Every module of SGLang that an import seam names must be there for the patch alone."""
+        own = dict(added)
+        for result in self._closure(patch):
+            own |= result.changes
+
+        def read(path: str) -> bytes | None:
+            return own[path] if path in own else self.pristine.read(path)
+
+        for seam in (edit.seam for file in files for edit in file.edits):
+            for module in _missing_modules(seam.put.body, read) if seam.op is Op.IMPORT else ():
+                raise Misfit(
+                    Kind.NO_MODULE,
+                    f"neither this release nor the patch, nor one it needs, has {module}",
+                    "add it, or name the patch that adds it: 'needs: NAME'",
+                    line=seam.line,
+                )
+
+    def _check_names(self, patch: Patch, files: Iterable[FileResult]) -> None:
+        """Every name that `+` lines use must be bound in the file for the patch alone."""
+        for file in files:
+            path = file.after.path
+            seams = {edit.seam for edit in file.edits}
+            for result in self._closure(patch):
+                seams |= {
+                    edit.seam
+                    for other in result.files
+                    for edit in other.edits
+                    if other.after.path == path
+                }
+            bound = {name for seam in seams for name in bound_names(seam.put)}
+            words = self._source(path)[1].words
+            for edit in file.edits:
+                loose = sorted(used_names(edit.seam.put) - bound - words - BUILTINS)
+                if loose:
+                    raise Misfit(
+                        Kind.UNBOUND,
+                        f"'+' lines use {loose[0]}, which nothing in {path} binds",
+                        "give it to the file under '@@ import'",
+                        line=edit.seam.line,
+                    )
 
     def _check_overlap(self, patch: Patch, changes: dict[str, bytes]) -> None:
         """Raise when the patch takes away what an earlier one put there."""
-        read = self._reader(changes)
-        for result in self.results.values():
-            touched = result.stamp and set(result.changes) & set(changes)
-            for line in result.stamp.broken(read) if result.stamp and touched else ():
-                raise Misfit(Kind.OVERLAP, f"rewrites what {result.patch.name} put there", line)
+        stamps = [result.stamp for result in self.results.values() if result.stamp]
+
+        def read(path: str) -> bytes | None:
+            return changes[path] if path in changes else self.read(path)
+
+        for stamp in (*self.carried.values(), *stamps):
+            touched = not changes.keys().isdisjoint((*stamp.adds, *stamp.lines))
+            for line in stamp.broken(read) if touched else ():
+                raise Misfit(Kind.OVERLAP, f"rewrites what {stamp.patch} put there", line)
 
     def _with_move(self, misfit: Misfit) -> Misfit:
         """Add to a missing scope where a definition of that name is now."""

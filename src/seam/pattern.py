@@ -167,6 +167,31 @@ def _refuse_stray_runs(root: ast.AST, text: str) -> None:
                 )
 
 
+def used_names(put: Replacement) -> frozenset[str]:
+    """The names a replacement reads, holes left out."""
+    return frozenset(
+        node.id
+        for statement in put.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hole_of(node)
+    )
+
+
+def bound_names(put: Replacement) -> frozenset[str]:
+    """The names a replacement binds, imports and inner definitions among them."""
+    names: set[str] = set()
+    for node in (node for statement in put.body for node in ast.walk(statement)):
+        if isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            names.add(node.name)
+    return frozenset(names)
+
+
 # matching ------------------------------------------------------------------------------------
 
 

@@ -107,6 +107,8 @@ class FilePatch:
     hunks: tuple[Hunk, ...]
     forbidden: tuple[Forbidden, ...]
     line: int
+    releases: ReleaseRange
+    """Outside of it the file is left alone."""
 
 
 class Trailer(NamedTuple):
@@ -189,6 +191,7 @@ class _OpenAlternative:
 class _OpenFile:
     paths: tuple[str, ...]
     line: int
+    releases: ReleaseRange
     hunks: list[_OpenHunk] = field(default_factory=list)
     forbidden: list[Forbidden] = field(default_factory=list)
 
@@ -263,7 +266,7 @@ class _Parser:
         elif line.startswith("adds "):
             self.adds.append(self.added(number, line[len("adds ") :].strip()))
         elif line.startswith("+++ "):
-            self.files.append(_OpenFile(self.paths(number, line[len("+++ ") :]), number))
+            self.files.append(self.new_file(number, line[len("+++ ") :]))
         elif line.startswith("@@"):
             self.open_hunk(number, line)
         elif line[0] == "!":
@@ -298,6 +301,11 @@ class _Parser:
         if path in self.adds:
             raise self.error(number, f"adds {path}: it is added above already")
         return path
+
+    def new_file(self, number: int, text: str) -> _OpenFile:
+        paths, ranged, releases = text.partition(" releases ")
+        within = self.release_range(number, releases.strip()) if ranged else ReleaseRange()
+        return _OpenFile(self.paths(number, paths), number, within)
 
     def paths(self, number: int, text: str) -> tuple[str, ...]:
         paths = tuple(path.strip() for path in text.split("|"))
@@ -362,7 +370,7 @@ class _Parser:
                     "hunk a patch of its own with 'releases:'",
                 )
         hunks = tuple(self.close_hunk(hunk) for hunk in file.hunks)
-        return FilePatch(file.paths, hunks, tuple(file.forbidden), file.line)
+        return FilePatch(file.paths, hunks, tuple(file.forbidden), file.line, file.releases)
 
     def close_hunk(self, hunk: _OpenHunk) -> Hunk:
         closed = tuple(self.close_alternative(alternative) for alternative in hunk.alternatives)

@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timezone
 from pathlib import Path
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from seam.errors import SeamError
 from seam.seamfile import NAME, Patch, parse
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+# The standard library has it from 3.11 on; tomli is the same module for 3.10.
+tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 PACKAGED = Path(__file__).parent / "_data"
 

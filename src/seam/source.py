@@ -8,6 +8,7 @@ import bisect
 import difflib
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from seam.errors import Kind, Misfit
@@ -15,6 +16,7 @@ from seam.errors import Kind, Misfit
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Scope: TypeAlias = ast.Module | Definition
 
+WORD = re.compile(rb"[A-Za-z_]\w*")
 NEWLINE = re.compile(rb"\r\n|\r|\n")
 BOM = b"\xef\xbb\xbf"
 
@@ -51,6 +53,11 @@ class Source:
             raise Misfit(Kind.BROKEN, f"{path}:{error.lineno}: not Python: {error.msg}") from error
         self.starts = [0, *(match.end() for match in NEWLINE.finditer(self.raw))]
         self.newline = b"\r\n" if b"\r\n" in self.raw else b"\n"
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Every word of the file, be it code or not."""
+        return frozenset(word.decode() for word in WORD.findall(self.raw))
 
     # positions -----------------------------------------------------------------------------
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from seam.errors import SeamError
 from seam.gitrepo import Commit, Repository
-from seam.layer import Layer, Outcome
+from seam.layer import Layer, Outcome, Pristine
 
 BRANCH = "pd-series"
 KEY = "seam.key"
@@ -24,17 +23,11 @@ UNTRACKED = (".so", ".pyc")
 """Compiled files stand in the tree but not in git."""
 
 
-class Package(Protocol):
-    """A whole pristine package; see `seam.layer.Pristine`."""
+class Package(Pristine, Protocol):
+    """A whole pristine package."""
 
     label: str
     """Says in the base commit where the package is from."""
-
-    def read(self, path: str) -> bytes | None: ...
-
-    def paths(self) -> Iterable[str]: ...
-
-    def is_executable(self, path: str) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -48,11 +41,7 @@ class Plan:
     @property
     def commits(self) -> list[Commit]:
         """One commit for each patch that applies."""
-        return [
-            Commit(result.commit_message, result.changes, self.timestamp)
-            for result in self.layer.results.values()
-            if result.outcome is Outcome.APPLIED
-        ]
+        return commits(self.layer, self.timestamp)
 
     @property
     def key(self) -> str:
@@ -63,6 +52,21 @@ class Plan:
             for path, content in sorted(commit.files.items()):
                 digest.update(f"{path} {len(content)}\n".encode() + content)
         return digest.hexdigest()
+
+
+def commits(layer: Layer, timestamp: int) -> list[Commit]:
+    """One commit for each patch that applies, in order; files keep their mode."""
+    modes = layer.pristine.is_executable
+    return [
+        Commit(
+            result.commit_message,
+            result.changes,
+            timestamp,
+            frozenset(path for path in result.changes if modes(path)),
+        )
+        for result in layer.results.values()
+        if result.outcome is Outcome.APPLIED
+    ]
 
 
 def build(plan: Plan, target: Path, replace: bool = False) -> bool:

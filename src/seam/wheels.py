@@ -126,7 +126,8 @@ class Wheel:
 
     def is_executable(self, path: str) -> bool:
         """Whether the wheel marks a file as executable."""
-        return bool((self._names[path].external_attr >> 16) & 0o100)
+        info = self._names.get(path)
+        return info is not None and bool((info.external_attr >> 16) & 0o100)
 
     def __enter__(self) -> Wheel:
         return self

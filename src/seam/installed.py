@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang as it is installed: a pristine source once RECORD vouches for it, and its stamps."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import hashlib
+import importlib.util
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from seam import stamp
+from seam.errors import SeamError
+from seam.stamp import Stamp
+from seam.wheels import PACKAGE
+
+SHOWN = 10
+"""Most changed files that an error names."""
+
+
+class Installed:
+    """An installed distribution, read only after every file of it was found unchanged."""
+
+    def __init__(self, name: str) -> None:
+        """Verify the distribution `name`; `SeamError` names the files that differ from RECORD."""
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError as error:
+            raise SeamError(f"no package {name!r} is installed for this interpreter") from error
+        self.version = distribution.version
+        self.label = f"{self.version} (installed, verified against its RECORD)"
+        self._files: dict[str, bytes] = {}
+        self._executables: set[str] = set()
+        changed = []
+        for file in distribution.files or []:
+            if file.parts[0] != PACKAGE or file.hash is None:
+                continue
+            located = Path(str(file.locate()))
+            content = located.read_bytes() if located.is_file() else None
+            if content is None or _digest(content, file.hash.mode) != file.hash.value:
+                changed.append(file.as_posix())
+                continue
+            path = f"python/{file.as_posix()}"
+            self._files[path] = content
+            if located.stat().st_mode & 0o100:
+                self._executables.add(path)
+        if changed:
+            more = [f"and {len(changed) - SHOWN} more"] if len(changed) > SHOWN else []
+            raise SeamError(
+                f"the installed {name} {self.version} was changed; install it again. "
+                "Files that differ from its RECORD:\n  " + "\n  ".join([*changed[:SHOWN], *more])
+            )
+        if f"python/{PACKAGE}/version.py" not in self._files:
+            raise SeamError(
+                f"{name} {self.version} does not carry the files of {PACKAGE} (an editable "
+                "install?); lay the series over its checkout: seam am CHECKOUT"
+            )
+
+    def paths(self) -> Iterable[str]:
+        """All files of the package, as in SGLang's checkout."""
+        return self._files.keys()
+
+    def read(self, path: str) -> bytes | None:
+        """A file's content, None when the package has no such file."""
+        return self._files.get(path)
+
+    def is_executable(self, path: str) -> bool:
+        """Whether a file is executable."""
+        return path in self._executables
+
+
+def _digest(content: bytes, mode: str) -> str:
+    digest = hashlib.new(mode, content).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+class Standing:
+    """The SGLang of a folder or of this interpreter, and the stamps it carries."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Find it under `folder` (a tree, a checkout), else where this interpreter imports it."""
+        self.python = _find(folder) if folder else _imported()
+        self.stamps: list[Stamp] = stamp.read_all(self.python)
+
+    @property
+    def version(self) -> str:
+        """The release it says it is."""
+        for name in ("_version.py", "version.py"):
+            content = self.read(f"python/{PACKAGE}/{name}")
+            version = literal_version(content) if content else None
+            if version:
+                return version
+        return "of unknown release"
+
+    def read(self, path: str) -> bytes | None:
+        """A file by its path in a checkout, None when there is none."""
+        file = self.python / path.removeprefix("python/")
+        return file.read_bytes() if file.is_file() else None
+
+
+def literal_version(content: bytes) -> str | None:
+    """The string that a version module assigns to `__version__` at its top level."""
+    for node in ast.parse(content).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            if "__version__" in names and isinstance(node.value.value, str):
+                return node.value.value
+    return None
+
+
+def _find(folder: Path) -> Path:
+    for python in (folder / "python", folder):
+        if (python / PACKAGE / "srt").is_dir():
+            return python.resolve()
+    raise SeamError(f"there is no SGLang in {folder}: neither python/{PACKAGE} nor {PACKAGE}")
+
+
+def _imported() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    locations = list(spec.submodule_search_locations or []) if spec else []
+    for location in locations:
+        if (Path(location) / "srt").is_dir():
+            return Path(location).resolve().parent
+    raise SeamError(f"this interpreter has no {PACKAGE}; name a tree: seam status DIR")
