@@ -140,6 +140,8 @@ class Layer:
     ) -> tuple[list[tuple[FilePatch, FileResult]], list[Misfit]]:
         results, misfits = [], []
         for file in patch.files:
+            if Version(self.release) not in file.releases:
+                continue
             try:
                 path = self._existing(file)
                 if path is not None:

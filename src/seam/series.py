@@ -19,7 +19,7 @@ from seam.seamfile import NAME, Patch, parse
 # The standard library has it from 3.11 on; tomli is the same module for 3.10.
 tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
-PACKAGED = Path(__file__).parent / "_data"
+PACKAGED = Path(__file__).parents[1] / "sglang_pd_series"
 
 
 @dataclass(frozen=True)
