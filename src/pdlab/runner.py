@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs scenarios on trees: one pair for all scenarios with equal settings."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pdlab.errors import LabError
+from pdlab.figures import Figure, median
+from pdlab.health import Probe, probing
+from pdlab.pair import Launcher, Pair
+from pdlab.progress import Progress
+from pdlab.scenarios.model import Observation, Reference, Scenario, Wave, WaveResult
+from pdlab.settings import Model, Settings, read_model
+from pdlab.traffic import Outcome, Request, send_all
+from pdlab.trees import Tree
+
+T = TypeVar("T")
+# As many as the aggregated server takes at once; more would only queue.
+REFERENCE_CONCURRENCY = 48
+LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class ScenarioRun:
+    """A scenario on one tree: its figures (medians over rounds) and all that was observed."""
+
+    scenario: Scenario
+    figures: tuple[Figure, ...]
+    rounds: tuple[tuple[WaveResult, ...], ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TreeRun:
+    """All scenarios on one tree. `commands` are the servers' command lines, by settings."""
+
+    tree: Tree
+    scenarios: tuple[ScenarioRun, ...]
+    commands: dict[str, tuple[tuple[str, ...], ...]]
+    startup_s: tuple[float, ...]
+
+    def of(self, name: str) -> ScenarioRun:
+        return next(run for run in self.scenarios if run.scenario.name == name)
+
+    @property
+    def broken(self) -> list[str]:
+        """What must hold and does not, one line each."""
+        return [
+            f"{run.scenario.name}: {figure.name} is {figure.value:g}, must be {figure.must:g}"
+            for run in self.scenarios
+            for figure in run.figures
+            if not figure.holds and figure.value is not None
+        ]
+
+
+@dataclass
+class Runner:
+    """Everything that runs of one command share."""
+
+    launcher: Launcher
+    progress: Progress
+    fixtures: Path
+    model: Model | None = None
+    rounds: int = 1
+
+    def run(self, trees: Sequence[Tree], scenarios: Sequence[Scenario]) -> tuple[TreeRun, ...]:
+        """Run the scenarios on each tree, one tree after the other.
+
+        Raises LabError when servers do not start, or end while they are measured.
+        """
+        self.launcher.warm_up(*trees)
+        references = {
+            settings: self._reference(trees[0], settings, scenarios)
+            for settings in dict.fromkeys(each.settings.reference() for each in scenarios)
+        }
+        return tuple(self._run_tree(tree, scenarios, references) for tree in trees)
+
+    def model_of(self, settings: Settings) -> Model:
+        """The model that was given, or the fixture that the settings name, written if missing."""
+        if self.model:
+            return self.model
+        from pdlab import fixture  # imports torch, which takes seconds
+
+        if settings.fixture not in fixture.PRESETS:
+            known = ", ".join(fixture.PRESETS)
+            raise LabError(f"no fixture {settings.fixture}: there are {known}")
+        try:
+            paths = fixture.write(
+                fixture.PRESETS[settings.fixture], self.fixtures / settings.fixture
+            )
+        except OSError as error:
+            raise LabError(f"cannot write the fixture {settings.fixture}: {error}") from error
+        return read_model(*paths)
+
+    def _reference(
+        self, tree: Tree, settings: Settings, scenarios: Sequence[Scenario]
+    ) -> Reference:
+        model = self.model_of(settings)
+        unique = {
+            request.key: replace(request, stream=False)
+            for scenario in scenarios
+            if scenario.settings.reference() == settings
+            for wave in scenario.waves(model.vocab)
+            for request in wave.requests
+        }
+        if not unique:
+            return {}
+        requests = list(unique.values())
+        about = f"reference: {len(requests)} requests to an aggregated server"
+        with (
+            self.progress.step(about),
+            self.launcher.aggregated(tree, settings, model) as server,
+        ):
+            outcomes = asyncio.run(_watched(server, _answers(server, requests)))
+        return {
+            request.key: outcome.tokens for request, outcome in zip(requests, outcomes, strict=True)
+        }
+
+    def _run_tree(
+        self,
+        tree: Tree,
+        scenarios: Sequence[Scenario],
+        references: dict[Settings, Reference],
+    ) -> TreeRun:
+        runs: dict[str, ScenarioRun] = {}
+        commands: dict[str, tuple[tuple[str, ...], ...]] = {}
+        startup = []
+        for settings in dict.fromkeys(each.settings for each in scenarios):
+            model = self.model_of(settings)
+            about = f"{tree.label}: prefill, decode and router, {settings.describe()}"
+            with self.launcher.pair(tree, settings, model) as pair:
+                self.progress.say(f"{about}  [dim]{pair.seconds:.1f} s[/]")
+                startup.append(pair.seconds)
+                commands[settings.describe()] = pair.commands
+                for scenario in scenarios:
+                    if scenario.settings == settings:
+                        with self.progress.step(f"{tree.label}: {scenario.name}"):
+                            reference = references[settings.reference()]
+                            run = self._run_scenario(pair, scenario, model, reference)
+                        runs[scenario.name] = run
+        ordered = tuple(runs[scenario.name] for scenario in scenarios)
+        return TreeRun(tree, ordered, commands, tuple(startup))
+
+    def _run_scenario(
+        self, pair: Pair, scenario: Scenario, model: Model, reference: Reference
+    ) -> ScenarioRun:
+        start = time.monotonic()
+        rounds = []
+        for _ in range(self.rounds):
+            waves = tuple(
+                asyncio.run(_watched(pair, _drive(pair, wave)))
+                for wave in scenario.waves(model.vocab)
+            )
+            rounds.append(waves)
+        figures = median([scenario.figures(Observation(waves, reference)) for waves in rounds])
+        seconds = time.monotonic() - start
+        return ScenarioRun(scenario, tuple(figures), tuple(rounds), seconds)
+
+
+async def _watched(pair: Pair, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; ServerDied as soon as a server ends, whatever `work` waits for."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
+            pair.require_alive()
+        pair.require_alive()
+    finally:
+        task.cancel()
+    return task.result()
+
+
+async def _answers(server: Pair, requests: Sequence[Request]) -> list[Outcome]:
+    outcomes = await send_all(server.url, requests, REFERENCE_CONCURRENCY)
+    failed = [outcome.error for outcome in outcomes if not outcome.ok]
+    if failed:
+        raise LabError(
+            f"the aggregated server failed {len(failed)} of {len(outcomes)} requests, "
+            f"so there is no reference: {failed[0]}"
+        )
+    return outcomes
+
+
+async def _drive(pair: Pair, wave: Wave) -> WaveResult:
+    probes: list[Probe] = []
+    start = time.monotonic()
+    if wave.probes:
+        async with probing(pair.decode.url) as probes:
+            outcomes = await _send(pair, wave)
+            seconds = time.monotonic() - start
+    else:
+        outcomes = await _send(pair, wave)
+        seconds = time.monotonic() - start
+    return WaveResult(wave, tuple(outcomes), tuple(probes), seconds)
+
+
+async def _send(pair: Pair, wave: Wave) -> list[Outcome]:
+    await asyncio.sleep(wave.idle_s)
+    return await send_all(pair.url, wave.requests, wave.concurrency)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scenario: settings, waves of traffic, and the figures that are read off them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pdlab.figures import TIMING_NOISE, Better, Figure
+from pdlab.health import Probe
+from pdlab.settings import Settings
+from pdlab.traffic import Outcome, Request
+
+# What an aggregated server answers to each request, by `Request.key`.
+Reference = dict[tuple[tuple[int, ...], int], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Requests sent together; the next wave begins when all of them are answered.
+
+    `probes`: the decode server is asked for its health meanwhile. `idle_s`: seconds in which
+    nothing else is sent.
+    """
+
+    name: str
+    requests: tuple[Request, ...] = ()
+    concurrency: int | None = None
+    probes: bool = False
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class WaveResult:
+    """What a wave gave: outcomes in the order of its requests, and how long all of it took."""
+
+    wave: Wave
+    outcomes: tuple[Outcome, ...]
+    probes: tuple[Probe, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All waves of one run of a scenario, and the tokens they should have given."""
+
+    waves: tuple[WaveResult, ...]
+    reference: Reference
+
+    def __getitem__(self, name: str) -> WaveResult:
+        return next(result for result in self.waves if result.wave.name == name)
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return tuple(outcome for result in self.waves for outcome in result.outcomes)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What `pdlab run NAME` does. `waves` makes the traffic for a vocabulary of that size."""
+
+    name: str
+    about: str
+    settings: Settings
+    waves: Callable[[int], Sequence[Wave]]
+    figures: Callable[[Observation], list[Figure]]
+
+
+def correctness(observation: Observation) -> list[Figure]:
+    """Every request answered, and answered with the tokens an aggregated server gives."""
+    requests = [request for result in observation.waves for request in result.wave.requests]
+    outcomes = observation.outcomes
+    right = sum(
+        outcome.tokens == observation.reference[request.key]
+        for request, outcome in zip(requests, outcomes, strict=True)
+    )
+    failed = sum(not outcome.ok for outcome in outcomes)
+    return [
+        Figure(
+            "tokens equal aggregated",
+            right / len(requests) if requests else None,
+            "%",
+            Better.HIGHER,
+            must=1.0,
+        ),
+        Figure("requests failed", float(failed), "", Better.LOWER, must=0.0),
+    ]
+
+
+def accept_length(name: str, outcomes: Iterable[Outcome], aim: bool = False) -> Figure:
+    """Mean over requests of the tokens accepted in one verification, the bonus token included."""
+    lengths = [outcome.accept_length for outcome in outcomes if outcome.accept_length is not None]
+    value = statistics.fmean(lengths) if lengths else None
+    return Figure(name, value, "", Better.HIGHER, aim)
+
+
+def throughput(name: str, result: WaveResult, aim: bool = False) -> Figure:
+    """Generated tokens per second of a whole wave."""
+    tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
+    value = tokens / result.seconds if result.seconds else None
+    return Figure(name, value, "tok/s", Better.HIGHER, aim, noise=TIMING_NOISE)
+
+
+def latency(name: str, seconds: Iterable[float | None], aim: bool = False) -> list[Figure]:
+    """Median, 99th percentile and maximum of some times."""
+    known = sorted(value for value in seconds if value is not None)
+    marks = (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+    return [
+        Figure(
+            f"{name} {mark}",
+            known[max(0, math.ceil(share * len(known)) - 1)] if known else None,
+            "s",
+            Better.LOWER,
+            aim,
+            noise=TIMING_NOISE,
+        )
+        for mark, share in marks
+    ]
