@@ -9,14 +9,17 @@ with; `attention` also registers the argument lists of 0.5.6.post2 to 0.5.19.
 (`_is_intel_amx_backend_available` in srt/utils/common.py). Without it norms, activations, rotary
 embedding, linear layers and the KV store run SGLang's own torch code, on every CPU alike.
 
-Any other name is a placeholder that raises `NotImplementedError` with that name when called.
+Any other name is a placeholder that raises `NotImplementedError` with that name when called, and so
+is all of the submodules that SGLang imports on a CPU. An unknown name under `torch.ops.sgl_kernel`
+stays an `AttributeError` that says it: SGLang asks with `hasattr` there.
 """
 
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
 from . import attention  # noqa: F401  (registers torch.ops.sgl_kernel.*_attention_cpu)
-from ._missing import missing
+from ._missing import MissingModule, missing
 from .draft_tree import build_tree_kernel_efficient_cpu, verify_tree_greedy_cpu
 from .kv_cache import (
     assign_draft_cache_locs_contiguous_cpu,
@@ -40,6 +43,11 @@ __all__ = [
     "rotate_input_ids_cpu",
     "verify_tree_greedy_cpu",
 ]
+
+# Imported on a CPU by: srt/mem_cache/memory_pool_host.py up to 0.5.12.post1; the linear attention
+# backends; srt/speculative/ngram_worker.py up to 0.5.20.
+for _name in ("kvcacheio", "mamba", "speculative"):
+    sys.modules[f"{__name__}.{_name}"] = MissingModule(f"{__name__}.{_name}")
 
 
 def __getattr__(name: str) -> Callable[..., NoReturn]:

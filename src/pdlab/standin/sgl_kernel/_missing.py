@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placeholders for operators that have no CPU stand-in."""
+"""Placeholders for what has no CPU stand-in."""
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import NoReturn
 
 
@@ -24,3 +25,10 @@ def missing(module: str, name: str) -> Callable[..., NoReturn]:
 
     placeholder.__name__ = placeholder.__qualname__ = name
     return placeholder
+
+
+class MissingModule(ModuleType):
+    """A submodule of nothing but placeholders."""
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        return missing(self.__name__, name)

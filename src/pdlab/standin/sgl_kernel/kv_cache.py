@@ -10,6 +10,8 @@ import ctypes
 import torch
 from torch import Tensor
 
+from ._ranges import ranges
+
 
 def build_draft_decode_metadata_cpu(
     req_to_token: Tensor,
@@ -50,7 +52,7 @@ def assign_req_to_token_pool_cpu(
 
     Writes `req_to_token`. Caller: srt/mem_cache/allocation.py, 0.5.16 to 0.5.23.
     """
-    request, position = _ranges(start_offset, end_offset)
+    request, position = ranges(start_offset, end_offset)
     slots = out_cache_loc[: len(position)].to(req_to_token.dtype)
     req_to_token[req_pool_indices[request], position] = slots
 
@@ -68,7 +70,7 @@ def assign_extend_cache_locs_cpu(
     Writes the front of `out_cache_loc`. Callers: kernels/ops/speculative/cache_locs.py of 0.5.16 to
     0.5.23 and srt/speculative/spec_utils.py of 0.5.16 to 0.5.22.
     """
-    request, position = _ranges(start_offset, end_offset)
+    request, position = ranges(start_offset, end_offset)
     slots = req_to_token[req_pool_indices[request], position]
     out_cache_loc[: len(position)] = slots.to(out_cache_loc.dtype)
 
@@ -120,11 +122,3 @@ def copy_all_layer_kv_cache_cpu(
         memory = (ctypes.c_uint8 * (rows * stride)).from_address(address)
         buffer = torch.frombuffer(memory, dtype=torch.uint8).view(rows, stride)
         buffer[target] = buffer[source]
-
-
-def _ranges(start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Request and position, [total] each, of every element of the ranges [start[i], end[i])."""
-    lengths = (end - start).long()
-    request = torch.arange(len(lengths)).repeat_interleave(lengths)
-    first = lengths.cumsum(0) - lengths
-    return request, torch.arange(len(request)) + (start.long() - first)[request]

@@ -4,6 +4,8 @@
 import torch
 from torch import Tensor
 
+from ._ranges import ranges
+
 
 def fill_bonus_tokens_cpu(
     accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int
@@ -31,13 +33,10 @@ def rotate_input_ids_cpu(
     next token instead of each request's last one. A request of no tokens is left alone. Writes
     `input_ids`. Caller: kernels/ops/speculative/multi_layer_eagle.py, 0.5.16 to 0.5.23.
     """
-    kept = extend_seq_lens > 0
-    start, length = extend_start_loc[kept].long(), extend_seq_lens[kept].long()
-    shifted = (length - 1).repeat_interleave(length - 1)
-    ends = (length - 1).cumsum(0)
-    offset = torch.arange(len(shifted)) - (ends - length + 1).repeat_interleave(length - 1)
-    moved = start.repeat_interleave(length - 1) + offset
+    last = extend_start_loc + extend_seq_lens - 1
+    _, moved = ranges(extend_start_loc, torch.maximum(last, extend_start_loc))
     input_ids[moved] = input_ids[moved + 1]
-    place = start + length - 1 if select_index is None else select_index[kept].long()
-    newest = topk_index.view(len(extend_seq_lens), -1)[:, 0][kept]
-    input_ids[place] = newest.to(input_ids.dtype)
+    kept = extend_seq_lens > 0
+    place = last if select_index is None else select_index
+    newest = topk_index if topk_index.dim() == 1 else topk_index[:, 0]
+    input_ids[place[kept].long()] = newest[kept].to(input_ids.dtype)
