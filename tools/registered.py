@@ -8,50 +8,71 @@ registered.py revert RELEASE [PATCH…]   take each patch's hooks out in turn
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from importlib import metadata
 from pathlib import Path
 
 from pdlab import standin
-from seam.series import Patch, Series
+from seam import matrix
+from seam.layer import Outcome
+from seam.series import Patch, Release, Series
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 # Outcomes under which a patch's property holds in a release, so that its tests have to pass there.
-HOLDS = {"applied", "present", "upstream"}
+HOLDS = {Outcome.APPLIED, Outcome.PRESENT, Outcome.UPSTREAM}
 
 
-def seam(*args: str) -> str:
+def seam(*args: str) -> None:
     """Run the applier of this checkout; its messages go to the terminal."""
     command = [sys.executable, "-m", "seam", *args]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stdout}")
-    return done.stdout
+    if subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode:
+        sys.exit(1)
 
 
-def pins(series: Series, release: str) -> Path | None:
-    """The directory with the release's own pins, filled once; None for the release of `.venv`."""
-    wanted = series.releases[release].pins
-    if not wanted:
-        return None
-    directory, mark = BUILD / "pins" / release, BUILD / "pins" / release / ".pins"
-    if not (mark.exists() and mark.read_text().split("\n") == list(wanted)):
-        print(f"{release}: installing its pins: {' '.join(wanted)}", flush=True)
+def outcomes(series: Series, release: str) -> dict[str, Outcome]:
+    """What becomes of each patch on a release; ends the run when one does not fit."""
+    column = matrix.resolve(series, series.releases[release])
+    if trouble := list(matrix.failures(series, {release: column})):
+        sys.exit("\n".join(trouble))
+    return {name: cell.outcome for name, cell in column.items()}
+
+
+def pins(release: Release) -> Path:
+    """The directory with what a run of the release needs at other versions than `.venv` has."""
+    wanted = [pin for pin in release.pins if not _installed(pin)]
+    directory = BUILD / "pins" / release.name
+    mark = directory / ".pins"
+    text = "\n".join([*wanted, *release.stand_ins])
+    if not (mark.exists() and mark.read_text() == text):
         shutil.rmtree(directory, ignore_errors=True)
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target"]
-        subprocess.run([*install, str(directory), *wanted], check=True)
-        mark.write_text("\n".join(wanted))
+        directory.mkdir(parents=True)
+        if wanted:
+            print(f"{release.name}: installing its pins: {' '.join(wanted)}", flush=True)
+            command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target"]
+            subprocess.run([*command, str(directory), *wanted], check=True)
+        for package in release.stand_ins:
+            (directory / f"{package}.py").write_text("")
+        mark.write_text(text)
     return directory
+
+
+def _installed(pin: str) -> bool:
+    """Whether `.venv` has exactly this version."""
+    name, _, version = pin.partition("==")
+    try:
+        return metadata.version(name) == version
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def run_tests(series: Series, release: str, tree: Path, tests: list[str]) -> tuple[int, Path]:
     """Run test files of a built tree in one process; its exit code and the JUnit report."""
-    path = [tree / "python", pins(series, release), standin.python_path()]
+    path = [tree / "python", pins(series.releases[release]), standin.python_path()]
     report = BUILD / "reports" / f"{tree.name}.xml"
     environment = {
         **os.environ,
@@ -59,7 +80,7 @@ def run_tests(series: Series, release: str, tree: Path, tests: list[str]) -> tup
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
     command += [f"--rootdir={tree}", f"--junitxml={report}", *tests]
     return subprocess.run(command, cwd=tree, env=environment).returncode, report
 
@@ -69,37 +90,35 @@ def tests_of(patch: Patch) -> list[str]:
     return [path for path in patch.adds if Path(path).name.startswith("test_")]
 
 
+def located(tree: Path, test: str) -> str:
+    """A test in the tree, or here when upstream has the cure and the patch brought no commit."""
+    return str(next(root / test for root in (tree, ROOT) if (root / test).exists()))
+
+
 def run(series: Series, release: str, names: list[str]) -> int:
     """The tests of every patch whose property holds in the release."""
-    outcomes = json.loads(seam("check", release, "--json"))["releases"][release]
+    found = outcomes(series, release)
     chosen = [
         patch
         for patch in series.patches
-        if outcomes[patch.name]["outcome"] in HOLDS and (not names or patch.name in names)
+        if found[patch.name] in HOLDS and (not names or patch.name in names)
     ]
     tree = BUILD / release
     seam("tree", str(tree), "--release", release, "--replace")
-    tests = [test for patch in chosen for test in tests_of(patch)]
-    for test in tests:  # a patch that is upstream brings no commit, yet its tests have to pass
-        target = tree / test
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / test, target)
+    tests = [located(tree, test) for patch in chosen for test in tests_of(patch)]
     print(f"{release}: {len(tests)} test files of {len(chosen)} patches", flush=True)
     return run_tests(series, release, tree, tests)[0]
 
 
 def revert(series: Series, release: str, names: list[str]) -> int:
     """Without a patch's hooks, each of its test files must have a test that fails."""
-    outcomes = json.loads(seam("check", release, "--json"))["releases"][release]
+    found = outcomes(series, release)
     silent = []
     for patch in series.patches:
         if names and patch.name not in names:
             continue
-        if outcomes[patch.name]["outcome"] != "applied":
-            print(
-                f"{patch.name}: {outcomes[patch.name]['outcome']} in {release}, nothing to revert"
-            )
+        if found[patch.name] is not Outcome.APPLIED:
+            print(f"{patch.name}: {found[patch.name].value} in {release}, nothing to revert")
             continue
         tree = BUILD / f"{release}-without-{patch.name}"
         shutil.rmtree(tree, ignore_errors=True)

@@ -63,7 +63,7 @@ class Stamp:
         return found
 
 
-def stamps() -> list[Stamp]:
+def carried() -> list[Stamp]:
     """The stamps of this tree, by patch name."""
     package = f"{__name__}.{_STAMPS}"
     found = []
@@ -91,7 +91,7 @@ def describe(found: list[Stamp]) -> str:
 
 def announce() -> None:
     """Log one line with release and patches; raise `TreeChanged` when the tree is another one."""
-    found = stamps()
+    found = carried()
     faults = [fault for stamp in found for fault in stamp.faults(_SGLANG)]
     if not faults:
         logger.info("pd-series: %s", describe(found))

@@ -25,7 +25,7 @@ def stamp(patch="a-patch", release="0.5.23", adds=None, lines=None):
 
 class TestThisTree(unittest.TestCase):
     def test_the_tree_carries_its_own_stamp(self):
-        self.assertIn("series-stamp", [found.patch for found in pd_series.stamps()])
+        self.assertIn("series-stamp", [found.patch for found in pd_series.carried()])
 
     def test_the_tree_is_what_its_stamps_say(self):
         with self.assertLogs(pd_series.logger, "INFO") as log:
@@ -86,7 +86,7 @@ class TestStamp(unittest.TestCase):
 class TestAnnounce(unittest.TestCase):
     def setUp(self):
         gone = stamp(adds={"python/sglang/srt/gone.py": "0" * 64})
-        self.enterContext(mock.patch.object(pd_series, "stamps", lambda: [gone]))
+        self.enterContext(mock.patch.object(pd_series, "carried", lambda: [gone]))
 
     def test_a_changed_tree_refuses_to_start(self):
         with self.assertRaisesRegex(pd_series.TreeChanged, r"a-patch: .*gone\.py is missing"):
