@@ -36,8 +36,10 @@ class Checkout:
         if not folder.is_dir():
             raise SeamError(f"{folder} is not a folder")
         self.repository = Repository(folder)
-        if self.repository.ask("rev-parse", "--git-dir") is None:
-            raise SeamError(f"{folder} is not a git checkout")
+        try:
+            self.repository.git("rev-parse", "--git-dir")
+        except SeamError as error:
+            raise SeamError(f"{folder} is not a git checkout ({error})") from error
         commit = self.repository.ask("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
         if not commit:
             raise SeamError(f"{folder} has no commit {ref!r}")

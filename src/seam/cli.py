@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from seam.installed import Installed, Standing
 from seam.layer import Layer, Outcome
 from seam.lint import lint
 from seam.seamfile import Patch
-from seam.series import Release, Series
+from seam.series import Release, Selection, Series
 from seam.wheels import Wheel, is_cached
 
 EPILOG = (
@@ -34,6 +35,8 @@ EPILOG = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; returns the exit status."""
     given = _parser().parse_args(argv)
+    # Ending like an interrupt: folders that are not finished are taken away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return int(given.verb(given))
     except SeamError as error:
@@ -166,9 +169,11 @@ def _tree(given: argparse.Namespace) -> int:
 def _build_tree(
     given: argparse.Namespace, series: Series, release: Release, package: tree.Package
 ) -> int:
-    patches, pulled = series.select(given.patch, given.without)
+    selection = series.select(given.patch, given.without)
     layer = Layer(package, release.name, series.overlay)
-    _lay(layer, patches, pulled)
+    _lay(layer, selection.patches)
+    for remark in selection.remarks():
+        print(remark)
     built = tree.build(tree.Plan(package, layer, release.timestamp), given.dir, given.replace)
     _print_outcomes(layer)
     if not built:
@@ -177,19 +182,12 @@ def _build_tree(
     return 0
 
 
-def _lay(layer: Layer, patches: Sequence[Patch], pulled: Sequence[str] = ()) -> None:
-    """Resolve the chosen patches in memory; `SeamError` with every misfit when one has any."""
+def _lay(layer: Layer, patches: Sequence[Patch]) -> None:
+    """Resolve the patches in memory; `SeamError` with every misfit when one has any."""
     layer.lay(patches)
     if layer.misfits:
-        told = (
-            f"{patch.name}.seam:{misfit.line}: {misfit.kind.value}\n  " + "\n  ".join(misfit.lines)
-            for patch, misfit in layer.misfits
-        )
-        raise SeamError(
-            "\n".join([f"the series does not fit {layer.release}; nothing was written", *told])
-        )
-    if pulled:
-        print(f"also laid, because others need them: {', '.join(pulled)}")
+        told = [misfit.report(patch.name, layer.release) for patch, misfit in layer.misfits]
+        raise SeamError("\n".join(["the series does not fit; nothing was written", *told]))
 
 
 def _print_outcomes(layer: Layer) -> None:
@@ -201,42 +199,40 @@ def _print_outcomes(layer: Layer) -> None:
 
 def _am(given: argparse.Namespace) -> int:
     series = Series.load()
+    asked = series.release(given.release).name if given.release else None
+    selection = series.select(given.patch)
     with Checkout(given.checkout, given.onto) as checkout:
         branch = given.branch or f"pd-series/{checkout.label}"
         carried = checkout.carried()
-        patches = _not_carried(series, given, checkout.label, [stamp.patch for stamp in carried])
+        there = [stamp.patch for stamp in carried]
+        _refuse_carried(selection, there, checkout.label)
         if checkout.repository.has_branch(branch):
             raise SeamError(f"there is a branch {branch} already; choose another: --branch NAME")
-        release = series.release(given.release).name if given.release else checkout.release()
-        if release not in series.releases:
-            print(f"{release} is not one of the supported releases; going by what fits")
+        release = asked or checkout.release()
         layer = Layer(checkout, release, series.overlay, carried)
-        _lay(layer, patches)
-        _print_outcomes(layer)
+        _lay(layer, [patch for patch in selection.patches if patch.name not in there])
         commits = tree.commits(layer, checkout.timestamp)
-        if not commits:
-            print(f"nothing to do on {checkout.label} ({release}); no branch was made")
-            return 0
-        head = checkout.repository.write(branch, commits, checkout.commit)
-    print(f"{branch} is {head[:10]}: {len(commits)} commits on {checkout.label} ({release})")
+        head = checkout.repository.write(branch, commits, checkout.commit) if commits else ""
+    for remark in selection.remarks(there):
+        print(remark)
+    _print_outcomes(layer)
+    if release not in series.releases:
+        print(f"{release} is not one of the supported releases, but everything found its place")
+    if head:
+        print(f"{branch} is {head[:10]}: {len(commits)} commits on {checkout.label} ({release})")
+    else:
+        print(f"nothing to do on {checkout.label} ({release}); no branch was made")
     return 0
 
 
-def _not_carried(
-    series: Series, given: argparse.Namespace, commit: str, carried: Sequence[str]
-) -> list[Patch]:
-    """The patches to lay; `SeamError` when one that was asked for is there already."""
-    patches, pulled = series.select(given.patch)
-    there = [p.name for p in patches if p.name in carried and p.name not in pulled]
-    if there:
+def _refuse_carried(selection: Selection, there: Sequence[str], commit: str) -> None:
+    again = [patch.name for patch in selection.patches if patch.name in there]
+    again = [name for name in again if name not in selection.pulled]
+    if again:
         raise SeamError(
-            f"{commit} carries already: {', '.join(there)}; name the patches you want besides, or "
+            f"{commit} carries already: {', '.join(again)}; name the patches you want besides, or "
             "a commit below them: --onto REF"
         )
-    news = [name for name in pulled if name not in carried]
-    if news:
-        print(f"also laid, because others need them: {', '.join(news)}")
-    return [patch for patch in patches if patch.name not in carried]
 
 
 def _diff(given: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 
 class SeamError(Exception):
@@ -37,3 +38,17 @@ class Misfit(SeamError):
         self.lines: tuple[str, ...] = (headline, *help_lines)
         self.line = line
         """Line of the seam file that asked for it; 0 when the whole patch did."""
+
+    def report(self, patch: str, release: str, *more: str) -> str:
+        """Where, on which release, and all lines indented below."""
+        place = f"{patch}.seam:{self.line}" if self.line else f"{patch}.seam"
+        told = "\n".join((*self.lines, *more)).replace("\n", "\n  ")
+        return f"{place} on {release}: {self.kind.value}\n  {told}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is otherwise rebuilt from its text alone when it comes from another process.
+        return _rebuild, (self.kind, self.lines, self.line)
+
+
+def _rebuild(kind: Kind, lines: tuple[str, ...], line: int) -> Misfit:
+    return Misfit(kind, *lines, line=line)

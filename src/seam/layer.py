@@ -102,7 +102,9 @@ class Layer:
         return self.changed[path] if path in self.changed else self.pristine.read(path)
 
     def _lay(self, patch: Patch) -> PatchResult:
-        if Version(self.release) not in patch.releases:
+        version = Version(self.release)
+        files = [file for file in patch.files if version in file.releases]
+        if version not in patch.releases or (patch.files and not files):
             result = PatchResult(patch, Outcome.NOT_FOR_RELEASE)
         else:
             try:

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 
-from seam.layer import Layer, Outcome, PatchResult
+from seam.errors import Misfit
+from seam.layer import Layer, Outcome
 from seam.series import Release, Series
 from seam.wheels import Wheel
 
@@ -23,21 +27,12 @@ MARKS = {
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """Why a patch does not fit a release."""
-
-    kind: str
-    line: int
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Cell:
     """One patch on one release."""
 
     outcome: Outcome
     notes: tuple[str, ...] = ()
-    troubles: tuple[Trouble, ...] = ()
+    misfits: tuple[Misfit, ...] = ()
 
 
 Column = dict[str, Cell]
@@ -48,14 +43,10 @@ def resolve(series: Series, release: Release) -> Column:
     """Lay the whole series over a release in memory."""
     with Wheel(release) as wheel:
         layer = Layer(wheel, release.name, series.overlay)
-        return {result.patch.name: _cell(result) for result in layer.lay(series.patches)}
-
-
-def _cell(result: PatchResult) -> Cell:
-    troubles = tuple(
-        Trouble(misfit.kind.value, misfit.line, misfit.lines) for misfit in result.misfits
-    )
-    return Cell(result.outcome, result.notes, troubles)
+        return {
+            result.patch.name: Cell(result.outcome, result.notes, result.misfits)
+            for result in layer.lay(series.patches)
+        }
 
 
 def resolve_all(
@@ -72,7 +63,9 @@ def resolve_all(
             columns[release.name] = resolve(series, release)
             done(release)
         return columns
-    with ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(series,)) as pool:
+    # A fresh interpreter for each: a fork would copy the thread that draws the progress.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, (series.root,)) as pool:
         order = sorted(releases, key=lambda release: release.version, reverse=True)
         futures = {pool.submit(_resolve_in_worker, release): release for release in order}
         try:
@@ -88,10 +81,10 @@ def resolve_all(
 _worker_series: list[Series] = []
 
 
-def _start_worker(series: Series) -> None:
-    # Syntax trees are large and have no cycles: collecting while they are built costs a third.
-    gc.disable()
-    _worker_series.append(series)
+def _start_worker(root: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt ends
+    gc.disable()  # syntax trees are large and have no cycles
+    _worker_series.append(Series.load(root))
 
 
 def _resolve_in_worker(release: Release) -> Column:
@@ -104,13 +97,9 @@ def failures(series: Series, columns: dict[str, Column]) -> Iterator[str]:
     """A block of text for each trouble: where, what, and the last release that fitted."""
     for name, column in columns.items():
         for patch, cell in column.items():
-            for trouble in cell.troubles:
-                place = f"{patch}.seam:{trouble.line}" if trouble.line else f"{patch}.seam"
-                lines = [f"{place} on {name}: {trouble.kind}", *trouble.lines]
-                last = _last_fit(series, columns, patch, name)
-                if last:
-                    lines.append(f"last fit  {last}")
-                yield "\n  ".join(line for text in lines for line in text.split("\n"))
+            last = _last_fit(series, columns, patch, name) if cell.misfits else None
+            for misfit in cell.misfits:
+                yield misfit.report(patch, name, *([f"last fit  {last}"] if last else []))
 
 
 def _last_fit(series: Series, columns: dict[str, Column], patch: str, release: str) -> str | None:
@@ -133,8 +122,8 @@ def as_json(columns: dict[str, Column], lint: Sequence[str]) -> dict[str, object
                 "outcome": cell.outcome.value,
                 "notes": list(cell.notes),
                 "errors": [
-                    {"kind": one.kind, "line": one.line, "text": list(one.lines)}
-                    for one in cell.troubles
+                    {"kind": one.kind.value, "line": one.line, "text": list(one.lines)}
+                    for one in cell.misfits
                 ],
             }
             for patch, cell in column.items()
@@ -146,4 +135,4 @@ def as_json(columns: dict[str, Column], lint: Sequence[str]) -> dict[str, object
 
 def is_clean(columns: dict[str, Column]) -> bool:
     """Whether no patch has an error anywhere."""
-    return not any(cell.troubles for column in columns.values() for cell in column.values())
+    return not any(cell.misfits for column in columns.values() for cell in column.values())

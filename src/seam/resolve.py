@@ -194,39 +194,43 @@ def standing(seam: Seam, source: Source) -> Standing | None:
 
     Present is asked before upstream, or our own result would be taken for upstream's.
     """
+    cure = _cure(seam, source)
     try:
         root, bindings = _root(seam, source)
     except Misfit:
-        return None
+        return Standing.UPSTREAM if cure else None
     done = _done(seam, root, source, bindings)
-    if seam.op is not Op.REPLACE:
-        if done == seam.times:
-            return Standing.PRESENT
-        return Standing.UPSTREAM if _cure(seam, root) else None
-    hits = _hits(seam, root, bindings)
-    cure = _cure(seam, root)
+    hits = _hits(seam, root, bindings) if seam.op is Op.REPLACE else []
     if hits and cure:
+        anchor = f"{_anchor(seam).text!r} (line {_line(hits[0].node)})"
         raise Misfit(
             Kind.AMBIGUOUS,
-            f"{seam.scope}: both {_anchor(seam).text!r} (line {_line(hits[0].node)}) and "
-            f"upstream's cure {cure.text!r} read there",
+            f"{seam.scope}: both {anchor} and upstream's cure {cure[0].text!r} read there",
             line=seam.line,
         )
-    if not hits and done >= seam.times:
+    present = done >= seam.times and not hits if seam.op is Op.REPLACE else done == seam.times
+    if present:
         return Standing.PRESENT
     return Standing.UPSTREAM if cure else None
 
 
-def _cure(seam: Seam, root: ast.AST) -> Pattern | None:
-    return next((cure for cure in seam.cures if any(find(cure, root))), None)
+def _cure(seam: Seam, source: Source) -> tuple[Pattern, int] | None:
+    """Upstream's own cure in the scope of the seam, and its line."""
+    try:
+        root = source.scope(seam.scope) if seam.cures else None
+    except Misfit:
+        return None
+    for cure in seam.cures:
+        hit = next(find(cure, root), None) if root else None
+        if hit:
+            return cure, _line(hit.node)
+    return None
 
 
 def _cure_note(seam: Seam, source: Source) -> str:
-    root, _ = _root(seam, source)
-    cure = _cure(seam, root)
-    assert cure is not None
-    line = _line(next(find(cure, root)).node)
-    return f"{source.path}:{line} {seam.scope} reads {cure.text!r}"
+    found = _cure(seam, source)
+    assert found is not None
+    return f"{source.path}:{found[1]} {seam.scope} reads {found[0].text!r}"
 
 
 # places --------------------------------------------------------------------------------------

@@ -55,6 +55,26 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Patches to lay, in order of application."""
+
+    patches: list[Patch]
+    pulled: list[str]
+    """Not asked for, but needed by one that was."""
+    dropped: list[str]
+    """Left out because they need one that was to be left out."""
+
+    def remarks(self, carried: Iterable[str] = ()) -> list[str]:
+        """What the user must be told about it; `carried` is there already."""
+        pulled = ", ".join(name for name in self.pulled if name not in carried)
+        dropped = ", ".join(self.dropped)
+        return [
+            *([f"also laid, because others need them: {pulled}"] if pulled else []),
+            *([f"also left out, because they need what is: {dropped}"] if dropped else []),
+        ]
+
+
+@dataclass(frozen=True)
 class Series:
     """All patches in order of application, and the files they add."""
 
@@ -93,27 +113,30 @@ class Series:
         known = ", ".join(patch.name for patch in self.patches) or "none"
         raise SeamError(f"unknown patch {name!r}; the series has: {known}")
 
-    def select(
-        self, names: Sequence[str] = (), without: Sequence[str] = ()
-    ) -> tuple[list[Patch], list[str]]:
-        """The patches to lay, in order, and the names pulled in because others need them.
+    def select(self, names: Sequence[str] = (), without: Sequence[str] = ()) -> Selection:
+        """The patches called `names`, all if there are none, with what they need.
 
-        No `names` means the whole series. Raises `SeamError` when a patch is left out that a
-        chosen one needs.
+        A patch in `without` is left out, and so are those that need it; `SeamError` when one of
+        those was asked for by name.
         """
-        chosen = {self.patch(name).name for name in names or [p.name for p in self.patches]}
-        chosen -= {self.patch(name).name for name in without}
-        pulled: list[str] = []
+        left_out = {self.patch(name).name for name in without}
+        for patch in self.patches:
+            if left_out & set(patch.needs):
+                left_out.add(patch.name)
+        asked = {self.patch(name).name for name in names}
+        if asked & left_out:
+            name = sorted(asked & left_out)[0]
+            raise SeamError(f"{name} cannot be laid without {', '.join(without)}")
+        chosen = asked or {patch.name for patch in self.patches} - left_out
+        pulled: set[str] = set()
         for patch in reversed(self.patches):
-            for need in patch.needs if patch.name in chosen else ():
-                if need in without:
-                    raise SeamError(
-                        f"{patch.name} needs {need}; leave it out too: --without {patch.name}"
-                    )
-                if need not in chosen:
-                    pulled.append(need)
-                    chosen.add(need)
-        return [patch for patch in self.patches if patch.name in chosen], pulled[::-1]
+            if patch.name in chosen | pulled:
+                pulled |= set(patch.needs) - chosen
+        return Selection(
+            patches=[patch for patch in self.patches if patch.name in chosen | pulled],
+            pulled=[patch.name for patch in self.patches if patch.name in pulled],
+            dropped=[p.name for p in self.patches if p.name in left_out.difference(without)],
+        )
 
     def overlay(self, path: str) -> bytes:
         """A file of ours, by its path in SGLang's checkout; `SeamError` when there is none."""

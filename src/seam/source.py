@@ -127,7 +127,7 @@ class Source:
         node: Scope = self.tree
         seen: list[str] = []
         for part in dotted.split("."):
-            children = [child for child in node.body if isinstance(child, Definition)]
+            children = list(_definitions(node))
             hits = [child for child in children if child.name == part]
             seen.append(part)
             if len(hits) != 1:
@@ -179,3 +179,12 @@ class Source:
             size += len(text)
             last = end
         return b"".join([*pieces, self.raw[last:]]), spans
+
+
+def _definitions(root: ast.AST) -> Iterator[Definition]:
+    """Classes and functions of a scope; those in its blocks too, not those in other definitions."""
+    for child in ast.iter_child_nodes(root):
+        if isinstance(child, Definition):
+            yield child
+        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            yield from _definitions(child)
