@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -29,6 +31,7 @@ PLUS_LIMIT = 6
 HUNK = re.compile(r"@@(?P<optional>\?)? (?P<other>or )?(?P<scope>[\w.]+)(?: x(?P<times>[1-9]\d*))?")
 RANGE = re.compile(r"(?P<first>[^\s.]\S*)?\s*\.\.(?!\S)\s*(?P<last>\S+)?")
 TRAILER = re.compile(r"(?P<key>[A-Za-z][A-Za-z-]*): (?P<value>.*\S)")
+UNNAMED = re.compile(r"\$\*?_\b")
 NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 ADDABLE = ("python/sglang/srt/", "test/registered/")
 IMPORT_SCOPE = "import"
@@ -163,119 +166,98 @@ class Patch:
 
 def parse(name: str, text: str) -> Patch:
     """Read a seam file; raise `SeamError` naming file, line and reason when it is malformed."""
-    return _Parser(name, text).parse()
+    return _Parser(name).patch(text)
 
 
 class _Line(NamedTuple):
     number: int
-    kind: str
     text: str
 
+    @property
+    def kind(self) -> str:
+        return self.text[:1]
 
-@dataclass
-class _OpenHunk:
-    optional: bool
-    line: int
-    alternatives: list[_OpenAlternative] = field(default_factory=list)
-
-
-@dataclass
-class _OpenAlternative:
-    scope: str
-    times: int
-    line: int
-    groups: list[list[_Line]] = field(default_factory=lambda: [[]])
+    @property
+    def content(self) -> str:
+        """What follows the mark of the line and one space."""
+        return self.text[2:]
 
 
-@dataclass
-class _OpenFile:
-    paths: tuple[str, ...]
-    line: int
-    releases: ReleaseRange
-    hunks: list[_OpenHunk] = field(default_factory=list)
-    forbidden: list[Forbidden] = field(default_factory=list)
+def _sections(
+    lines: list[_Line], starts: Callable[[_Line], bool]
+) -> tuple[list[_Line], list[list[_Line]]]:
+    """What comes before the first line that starts a section, and the sections."""
+    at = [index for index, line in enumerate(lines) if starts(line)] + [len(lines)]
+    return lines[: at[0]], [lines[a:b] for a, b in itertools.pairwise(at)]
 
 
 class _Parser:
-    """One pass over the lines; patterns are compiled as they are met, so errors have a line."""
+    """Sections within sections; patterns are compiled as they are met, so errors have a line."""
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.lines = text.replace("\r\n", "\n").split("\n")
-        self.releases = ReleaseRange()
-        self.needs: list[str] = []
-        self.adds: list[str] = []
-        self.files: list[_OpenFile] = []
-
-    def parse(self) -> Patch:
-        border = next((at for at, line in enumerate(self.lines) if line == "---"), None)
-        if border is None:
-            raise self.error(len(self.lines), "no '---' line after the message")
-        for number, line in enumerate(self.lines[border + 1 :], border + 2):
-            self.read(number, line.rstrip())
-        files = tuple(self.close_file(file) for file in self.files)
-        if not files and not self.adds:
-            raise self.error(len(self.lines), "the patch neither adds nor changes a file")
-        return Patch(
-            self.name,
-            "\n".join(self.lines[:border]).strip() + "\n",
-            tuple(self.trailers(border)),
-            self.releases,
-            tuple(self.needs),
-            tuple(self.adds),
-            files,
-        )
 
     def error(self, number: int, reason: str) -> SeamError:
         return SeamError(f"{self.name}.seam:{number}: {reason}")
 
-    def trailers(self, border: int) -> Iterator[Trailer]:
+    def patch(self, text: str) -> Patch:
+        written = text.replace("\r\n", "\n").split("\n")
+        lines = [_Line(number, line.rstrip()) for number, line in enumerate(written, 1)]
+        border = next((at for at, line in enumerate(lines) if line.text == "---"), None)
+        if border is None:
+            raise self.error(len(lines), "no '---' line after the message")
+        body = [line for line in lines[border + 1 :] if line.kind != "#"]
+        head, files = _sections(body, lambda line: line.text.startswith("+++ "))
+        releases, needs, adds = self.head(head)
+        if not files and not adds:
+            raise self.error(len(lines), "the patch neither adds nor changes a file")
+        return Patch(
+            self.name,
+            "\n".join(line.text for line in lines[:border]).strip() + "\n",
+            self.trailers(lines[:border]),
+            releases,
+            needs,
+            adds,
+            tuple(self.file(lines) for lines in files),
+        )
+
+    def trailers(self, message: list[_Line]) -> tuple[Trailer, ...]:
         """The last paragraph of the message; an indented line continues the one above."""
-        end = border
-        while end > 0 and not self.lines[end - 1].strip():
-            end -= 1
-        start = end
-        while start > 0 and self.lines[start - 1].strip():
-            start -= 1
-        if end == 0 or start == 0:
+        lines = message[:]
+        while lines and not lines[-1].text:
+            lines.pop()
+        start = max((at for at, line in enumerate(lines) if not line.text), default=-1) + 1
+        if start == 0:
             raise self.error(1, "want a subject, an empty line, why, an empty line and trailers")
-        open_trailer: Trailer | None = None
-        for number, line in enumerate(self.lines[start:end], start + 1):
-            if line[0].isspace() and open_trailer:
-                open_trailer = open_trailer._replace(value=f"{open_trailer.value} {line.strip()}")
-                continue
-            if open_trailer:
-                yield open_trailer
-            match = TRAILER.fullmatch(line.rstrip())
-            if not match:
+        trailers: list[Trailer] = []
+        for number, line in lines[start:]:
+            match = TRAILER.fullmatch(line)
+            if match:
+                trailers.append(Trailer(match["key"], match["value"], number))
+            elif line[0].isspace() and trailers:
+                last = trailers[-1]
+                trailers[-1] = last._replace(value=f"{last.value} {line.strip()}")
+            else:
                 raise self.error(number, f"want a trailer 'Key: value', not {line!r}")
-            open_trailer = Trailer(match["key"], match["value"], number)
-        if open_trailer:
-            yield open_trailer
+        return tuple(trailers)
 
-    # lines under the border ----------------------------------------------------------------
+    # what the patch is for, needs and adds ---------------------------------------------------
 
-    def read(self, number: int, line: str) -> None:
-        if not line:
-            if self.files and self.files[-1].hunks:
-                self.files[-1].hunks[-1].alternatives[-1].groups.append([])
-        elif line.startswith("releases:"):
-            self.releases = self.release_range(number, line.partition(":")[2].strip())
-        elif line.startswith("needs:"):
-            self.needs += self.names(number, line.partition(":")[2])
-        elif line.startswith("adds "):
-            self.adds.append(self.added(number, line[len("adds ") :].strip()))
-        elif line.startswith("+++ "):
-            self.files.append(self.new_file(number, line[len("+++ ") :]))
-        elif line.startswith("@@"):
-            self.open_hunk(number, line)
-        elif line[0] == "!":
-            forbidden = Forbidden(self.pattern(number, self.content(number, line)), number)
-            self.open_file(number).forbidden.append(forbidden)
-        elif line[0] in "-+= ":
-            self.body(number, line)
-        elif line[0] != "#":
-            raise self.error(number, f"no line of a seam file starts like this: {line!r}")
+    def head(self, lines: list[_Line]) -> tuple[ReleaseRange, tuple[str, ...], tuple[str, ...]]:
+        releases, needs, adds = ReleaseRange(), list[str](), list[str]()
+        for number, line in lines:
+            key, _, value = line.partition(" ")
+            if key == "releases:":
+                releases = self.release_range(number, value.strip())
+            elif key == "needs:":
+                needs += self.names(number, value)
+            elif key == "adds":
+                adds.append(self.added(number, value.strip(), adds))
+            elif line:
+                raise self.error(
+                    number, f"want 'releases:', 'needs:', 'adds PATH' or '+++ FILE', not {line!r}"
+                )
+        return releases, tuple(needs), tuple(adds)
 
     def release_range(self, number: int, text: str) -> ReleaseRange:
         match = RANGE.fullmatch(text)
@@ -286,7 +268,7 @@ class _Parser:
         except InvalidVersion as error:
             raise self.error(number, f"releases: {error}") from error
         raise self.error(
-            number, f"want 'releases: FIRST .. LAST', one end may be left out: {text!r}"
+            number, f"want 'releases: FIRST .. LAST', an end may be left out: {text!r}"
         )
 
     def names(self, number: int, text: str) -> list[str]:
@@ -295,17 +277,35 @@ class _Parser:
             raise self.error(number, f"want 'needs: NAME', names of patches: {text.strip()!r}")
         return names
 
-    def added(self, number: int, path: str) -> str:
+    def added(self, number: int, path: str, adds: list[str]) -> str:
         if not path.startswith(ADDABLE) or ".." in PurePosixPath(path).parts:
             raise self.error(number, f"adds {path}: want a path under {' or '.join(ADDABLE)}")
-        if path in self.adds:
+        if path in adds:
             raise self.error(number, f"adds {path}: it is added above already")
         return path
 
-    def new_file(self, number: int, text: str) -> _OpenFile:
-        paths, ranged, releases = text.partition(" releases ")
-        within = self.release_range(number, releases.strip()) if ranged else ReleaseRange()
-        return _OpenFile(self.paths(number, paths), number, within)
+    # files and hunks -----------------------------------------------------------------------
+
+    def file(self, lines: list[_Line]) -> FilePatch:
+        number, head = lines[0]
+        names, ranged, releases = head.removeprefix("+++ ").partition(" releases ")
+        forbidden = tuple(
+            Forbidden(self.pattern(line), line.number) for line in lines if line.kind == "!"
+        )
+        rest = [line for line in lines[1:] if line.kind != "!"]
+        stray, sections = _sections(rest, lambda line: line.text.startswith("@@"))
+        for line in stray:
+            if line.text:
+                raise self.error(line.number, f"a line outside any '@@': {line.text!r}")
+        if not sections:
+            raise self.error(number, "no '@@' hunk for this file")
+        return FilePatch(
+            self.paths(number, names),
+            tuple(self.hunks(sections, bool(forbidden))),
+            forbidden,
+            number,
+            self.release_range(number, releases.strip()) if ranged else ReleaseRange(),
+        )
 
     def paths(self, number: int, text: str) -> tuple[str, ...]:
         paths = tuple(path.strip() for path in text.split("|"))
@@ -317,90 +317,70 @@ class _Parser:
                 )
         return paths
 
-    def open_file(self, number: int) -> _OpenFile:
-        if not self.files:
-            raise self.error(number, "a line outside any '+++ FILE'")
-        return self.files[-1]
-
-    def open_hunk(self, number: int, line: str) -> None:
-        file = self.open_file(number)
-        match = HUNK.fullmatch(line)
-        if not match:
-            raise self.error(
-                number, f"want '@@ Class.method', '@@ or …', '@@? …' or '@@ import': {line!r}"
-            )
-        if match["other"]:
-            if not file.hunks or match["optional"]:
-                raise self.error(number, "'@@ or' gives an alternative to the '@@' hunk above it")
-        else:
-            file.hunks.append(_OpenHunk(bool(match["optional"]), number))
-        times = int(match["times"] or 1)
-        file.hunks[-1].alternatives.append(_OpenAlternative(match["scope"], times, number))
-
-    def content(self, number: int, line: str) -> str:
-        if len(line) > 1 and line[1] != " ":
-            raise self.error(number, f"want one space after {line[0]!r}: {line!r}")
-        return line[2:]
-
-    def body(self, number: int, line: str) -> None:
-        file = self.open_file(number)
-        if not file.hunks:
-            raise self.error(number, "a line outside any '@@'")
-        group = file.hunks[-1].alternatives[-1].groups[-1]
-        group.append(_Line(number, line[0], self.content(number, line)))
-
-    def pattern(self, number: int, text: str) -> Pattern:
-        if len(text.strip()) > ANCHOR_LIMIT:
-            raise self.error(number, f"an anchor has at most {ANCHOR_LIMIT} characters")
-        try:
-            return compile_pattern(text)
-        except Misfit as error:
-            raise self.error(number, str(error)) from error
-
-    # hunks ---------------------------------------------------------------------------------
-
-    def close_file(self, file: _OpenFile) -> FilePatch:
-        if not file.hunks:
-            raise self.error(file.line, "no '@@' hunk for this file")
-        for hunk in file.hunks:
-            if hunk.optional and not file.forbidden:
+    def hunks(self, sections: list[list[_Line]], guarded: bool) -> list[Hunk]:
+        hunks: list[Hunk] = []
+        for lines in sections:
+            number, head = lines[0]
+            match = HUNK.fullmatch(head)
+            if not match:
                 raise self.error(
-                    hunk.line,
-                    "'@@?' needs a '! pattern' line in its file, or a miss is silent; or give the "
-                    "hunk a patch of its own with 'releases:'",
+                    number, f"want '@@ Class.method', '@@ or …', '@@? …' or '@@ import': {head!r}"
                 )
-        hunks = tuple(self.close_hunk(hunk) for hunk in file.hunks)
-        return FilePatch(file.paths, hunks, tuple(file.forbidden), file.line, file.releases)
+            alternative = self.alternative(match["scope"], int(match["times"] or 1), lines)
+            if match["optional"] and not guarded:
+                raise self.error(
+                    number,
+                    "'@@?' needs a '! pattern' line in its file, or a miss is silent; or say for "
+                    "which releases it is: '+++ FILE releases FIRST .. LAST'",
+                )
+            if not match["other"]:
+                hunks.append(Hunk((alternative,), bool(match["optional"])))
+            elif hunks and not match["optional"]:
+                hunks[-1] = Hunk((*hunks[-1].alternatives, alternative), hunks[-1].optional)
+            else:
+                raise self.error(number, "'@@ or' gives an alternative to the '@@' hunk above it")
+        return hunks
 
-    def close_hunk(self, hunk: _OpenHunk) -> Hunk:
-        closed = tuple(self.close_alternative(alternative) for alternative in hunk.alternatives)
-        return Hunk(closed, hunk.optional)
-
-    def close_alternative(self, alternative: _OpenAlternative) -> Alternative:
-        seams: list[Seam] = []
-        for group in alternative.groups:
-            if group:
-                seams += _Group(self, alternative, group).seams()
+    def alternative(self, scope: str, times: int, lines: list[_Line]) -> Alternative:
+        number, rest = lines[0].number, lines[1:]
+        for line in rest:
+            if line.text and line.kind not in "-+= ":
+                raise self.error(line.number, f"no line of a hunk starts like this: {line.text!r}")
+            if len(line.text) > 1 and line.text[1] != " ":
+                raise self.error(line.number, f"want one space after {line.kind!r}: {line.text!r}")
+        groups = (list(group) for text, group in itertools.groupby(rest, _has_text) if text)
+        seams = [seam for group in groups for seam in _Group(self, scope, times, group).seams()]
         if not seams:
-            raise self.error(alternative.line, "no '+' line under this '@@'")
-        plus = sum(seam.put_lines[1] - seam.put_lines[0] + 1 for seam in seams)
+            raise self.error(number, "no '+' line under this '@@'")
+        plus = sum(line.kind == "+" for line in rest)
         if plus > PLUS_LIMIT:
             raise self.error(
-                alternative.line, f"{plus} '+' lines, at most {PLUS_LIMIT}; move them into a module"
+                number, f"{plus} '+' lines, at most {PLUS_LIMIT}; move them into a module"
             )
-        return Alternative(alternative.scope, tuple(seams), alternative.line)
+        return Alternative(scope, tuple(seams), number)
+
+    def pattern(self, line: _Line) -> Pattern:
+        if len(line.content.strip()) > ANCHOR_LIMIT:
+            raise self.error(line.number, f"an anchor has at most {ANCHOR_LIMIT} characters")
+        try:
+            return compile_pattern(line.content)
+        except Misfit as error:
+            raise self.error(line.number, str(error)) from error
+
+
+def _has_text(line: _Line) -> bool:
+    return bool(line.text)
 
 
 class _Group:
     """Lines of a hunk with no empty line between: one insertion, or replacements under heads."""
 
-    def __init__(self, parser: _Parser, owner: _OpenAlternative, lines: list[_Line]) -> None:
+    def __init__(self, parser: _Parser, scope: str, times: int, lines: list[_Line]) -> None:
         self.parser = parser
-        self.owner = owner
+        self.scope = scope
+        self.times = times
+        self.cures = tuple(parser.pattern(line) for line in lines if line.kind == "=")
         self.lines = [line for line in lines if line.kind != "="]
-        self.cures = tuple(
-            parser.pattern(line.number, line.text) for line in lines if line.kind == "="
-        )
         self.first = lines[0].number
 
     def seams(self) -> list[Seam]:
@@ -408,14 +388,13 @@ class _Group:
         if not changes:
             raise self.parser.error(self.first, "these lines change nothing: no '+' among them")
         above = self.lines[: changes[0]]
-        below = self.lines[changes[-1] + 1 :]
         inner = self.lines[changes[0] : changes[-1] + 1]
-        stray = next((line for line in inner if line.kind == " "), None)
-        if stray:
-            raise self.parser.error(
-                stray.number, "one insertion a group; leave an empty line between two"
-            )
-        if self.owner.scope == IMPORT_SCOPE:
+        below = self.lines[changes[-1] + 1 :]
+        for line in inner:
+            if line.kind == " ":
+                reason = "one insertion a group; leave an empty line between two"
+                raise self.parser.error(line.number, reason)
+        if self.scope == IMPORT_SCOPE:
             return [self.imports(above, inner, below)]
         if inner[0].kind == "-":
             return self.replacements(above, inner, below)
@@ -424,8 +403,8 @@ class _Group:
     def imports(self, above: list[_Line], inner: list[_Line], below: list[_Line]) -> Seam:
         if above or below or self.cures or any(line.kind != "+" for line in inner):
             raise self.parser.error(self.first, "'@@ import' takes '+' lines only")
-        seam = self.seam(Op.IMPORT, None, inner, ())
-        if not all(type(node).__name__ in ("Import", "ImportFrom") for node in seam.put.body):
+        seam = self.seam(Op.IMPORT, None, inner)
+        if not all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in seam.put.body):
             raise self.parser.error(inner[0].number, "'@@ import' takes import statements only")
         return seam
 
@@ -433,79 +412,66 @@ class _Group:
         if any(line.kind == "-" for line in inner):
             raise self.parser.error(inner[0].number, "a '-' line stands above its '+' lines")
         if len(below) > 1:
-            raise self.parser.error(
-                below[1].number, "one context line below '+' lines names the place"
-            )
+            reason = "one context line below '+' lines names the place"
+            raise self.parser.error(below[1].number, reason)
         if below:
             return self.seam(Op.BEFORE, below[0], inner, self.heads(above))
         if above:
             return self.seam(Op.AFTER, above[-1], inner, self.heads(above[:-1]))
-        decorates = inner[0].text.startswith("@") and not any(
-            line.text.startswith(("def ", "class ", "async def ")) for line in inner
-        )
-        return self.seam(Op.DECORATE if decorates else Op.TOP, None, inner, ())
+        decorates = all(line.content.startswith("@") for line in inner)
+        return self.seam(Op.DECORATE if decorates else Op.TOP, None, inner)
 
     def replacements(
         self, above: list[_Line], inner: list[_Line], below: list[_Line]
     ) -> list[Seam]:
         if below:
-            raise self.parser.error(
-                below[0].number, "a context line below a replacement says nothing; leave it out"
-            )
-        heads, seams, at = self.heads(above), [], 0
-        while at < len(inner):
-            anchor, at = inner[at], at + 1
-            start = at
-            while at < len(inner) and inner[at].kind == "+":
-                at += 1
-            if at == start:
-                raise self.parser.error(
-                    anchor.number, "want '+' lines under a '-' line (`pass` drops a statement)"
-                )
-            seams.append(self.seam(Op.REPLACE, anchor, inner[start:at], heads))
-        return seams
+            reason = "a context line below a replacement says nothing; leave it out"
+            raise self.parser.error(below[0].number, reason)
+        heads = self.heads(above)
+        _, pairs = _sections(inner, lambda line: line.kind == "-")
+        for anchor, *plus in pairs:
+            if not plus:
+                reason = "want '+' lines under a '-' line (`pass` drops a statement)"
+                raise self.parser.error(anchor.number, reason)
+        return [self.seam(Op.REPLACE, anchor, plus, heads) for anchor, *plus in pairs]
 
     def heads(self, lines: list[_Line]) -> tuple[Pattern, ...]:
-        heads = []
-        for line in lines:
-            head = self.parser.pattern(line.number, line.text)
+        heads = tuple(self.parser.pattern(line) for line in lines)
+        for line, head in zip(lines, heads, strict=True):
             if not head.is_head:
-                raise self.parser.error(
-                    line.number, "a context line here must be the head of a statement, 'if …:'"
-                )
-            heads.append(head)
-        return tuple(heads)
+                reason = "a context line here must be the head of a statement, 'if …:'"
+                raise self.parser.error(line.number, reason)
+        return heads
 
     def seam(
-        self, op: Op, anchor: _Line | None, plus: list[_Line], heads: tuple[Pattern, ...]
+        self, op: Op, anchor: _Line | None, plus: list[_Line], heads: tuple[Pattern, ...] = ()
     ) -> Seam:
-        pattern = self.parser.pattern(anchor.number, anchor.text) if anchor else None
+        pattern = self.parser.pattern(anchor) if anchor else None
         put = self.replacement(op, pattern, plus)
-        bound = frozenset().union(*(one.names for one in (*heads, *([pattern] if pattern else []))))
+        bound = {name for one in (*heads, pattern) if one for name in one.names}
         loose = sorted(hole_names(put.text) - bound)
         if loose:
-            raise self.parser.error(
-                plus[0].number, f"${loose[0]} is not bound by the anchor or a head above it"
-            )
+            reason = f"${loose[0]} is not bound by the anchor or a head above it"
+            raise self.parser.error(plus[0].number, reason)
         return Seam(
             op,
-            self.owner.scope,
+            self.scope,
             put,
             pattern,
             heads,
             self.cures,
-            self.owner.times,
+            self.times,
             anchor.number if anchor else plus[0].number,
             (plus[0].number, plus[-1].number),
         )
 
     def replacement(self, op: Op, anchor: Pattern | None, plus: list[_Line]) -> Replacement:
-        text = "\n".join(line.text for line in plus)
+        text = "\n".join(line.content for line in plus)
         number = plus[0].number
         rewrites_head = op is Op.REPLACE and anchor is not None and anchor.is_head
         if rewrites_head and (len(plus) != 1 or not text.endswith(":")):
             raise self.parser.error(number, "a head is replaced by one head, 'if …:'")
-        if re.search(r"\$\*?_\b", text):
+        if UNNAMED.search(text):
             raise self.parser.error(number, "an unnamed hole ($_) cannot be filled; name it")
         try:
             return compile_replacement(text, rewrites_head)
