@@ -14,7 +14,7 @@ the target, one position later:
   points the other way.
 
 So for a prompt that begins with BOS every greedy draft is accepted: the ideal accept length is
-num_steps + 1 (about 0.25 less when prompts begin otherwise). A prediction depends on the whole
+num_steps + 1 (a few tenths less when prompts begin otherwise). A prediction depends on the whole
 context: a draft whose KV cache is lost, stale or misplaced is hardly ever right, and stays wrong,
 which is what makes the accept length a measurement.
 """
@@ -33,17 +33,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pdlab.errors import LabError
+
 RMS_EPS = 1e-5
-ROPE_THETA = 500_000.0
+ROPE_THETA = 10_000.0
 BOS, EOS = 1, 2
 # Attention has to be sharp and strong for a prediction to hang on single earlier tokens.
 QUERY_KEY_GAIN = 2.0
 OUTPUT_GAIN = 3.0
 # What BOS loses in every attention score; exp of it has to vanish next to float32's resolution.
 BOS_PENALTY = 400.0
+MAX_TURN = 1.4  # of the slowest rotary pair over the context, in rad; at pi / 2 BOS is seen again
 ALWAYS, IS_BOS = 0, 1  # hidden dimensions: 1 for every token, 1 for BOS only
 MANIFEST = "fixture.json"
-CONSTRUCTION = 2  # raise it when the same Fixture gives other bytes
+CONSTRUCTION = 3  # raise it when the same Fixture gives other bytes
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,12 @@ class Fixture:
             )
         if self.head_dim % 2:
             raise ValueError(f"fixture {self.name}: head_dim must be even for rotary embedding")
+        turn = self.context * ROPE_THETA ** (2 / self.head_dim - 1)
+        if turn > MAX_TURN:
+            raise ValueError(
+                f"fixture {self.name}: context ({self.context}) too long for head_dim "
+                f"({self.head_dim}): the slowest rotary pair turns by {turn:.1f} > {MAX_TURN} rad"
+            )
         if self.vocab <= EOS + 1 or self.hidden <= IS_BOS + 1:
             raise ValueError(
                 f"fixture {self.name}: vocab and hidden leave no room beside BOS and EOS"
@@ -94,7 +103,7 @@ def write(fixture: Fixture, directory: Path | str) -> tuple[Path, Path]:
     """Write the pair below `directory` and return the paths of target and draft.
 
     Does nothing when that fixture is there already; replaces another fixture. Both are complete
-    before they appear. Raises FileExistsError when `directory` holds something else.
+    before they appear. Raises LabError when `directory` holds something else.
     """
     directory = Path(directory)
     paths = directory / "target", directory / "draft"
@@ -102,9 +111,7 @@ def write(fixture: Fixture, directory: Path | str) -> tuple[Path, Path]:
     if manifest.is_file() and _is_written(fixture, directory):
         return paths
     if directory.exists() and not manifest.is_file() and any(directory.iterdir()):
-        raise FileExistsError(
-            f"{directory} is not empty and holds no fixture: name another directory"
-        )
+        raise LabError(f"{directory} is not empty and holds no fixture: name another directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-") as scratch:
         fresh = Path(scratch) / "pair"
@@ -184,8 +191,8 @@ def _embedding(rows: Tensor) -> Tensor:
 def _hide_bos(layer: dict[str, Tensor], head_dim: int) -> None:
     """Take BOS_PENALTY off the score of every key of BOS, and leave the markers as they are.
 
-    The last rotary pair, (head_dim / 2 - 1, head_dim - 1) in Llama's layout, turns so slowly that
-    it keeps its direction throughout the context.
+    The last rotary pair, (head_dim / 2 - 1, head_dim - 1) in Llama's layout, is the slowest: the
+    penalty shrinks by the cosine of its turn, less than a quarter of a circle over the context.
     """
     size = (BOS_PENALTY * head_dim**0.5) ** 0.5
     for name, marker, value in (("q_proj", ALWAYS, size), ("k_proj", IS_BOS, -size)):
