@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A retracted request gets its draft KV and its draft state back.
+
+Retraction copies a request's rows of the target's pool to the host and frees its slots. The draft
+has rows of its own under the same slot ids, and a state (top-k and hidden row) that the first step
+after the resume drafts from. Both are kept here: the rows in the very object that holds the
+target's, so that whatever drops one drops the other; the state in the fields of the request that
+the prebuilt step reads it from.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache import draft_pools
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.overlap_utils import FutureMap
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.mem_cache.memory_pool import KVCache
+
+logger = logging.getLogger(__name__)
+
+_STATE = ("topk_p", "topk_index", "hidden_states")
+
+
+@dataclass(frozen=True)
+class DraftedCopy:
+    """Host copy of one request's KV rows: the target's, and one per draft pool.
+
+    ``draft`` is None when the draft rows could not be kept. The parts are what the pools'
+    ``get_cpu_copy`` returned; nothing but their ``load_cpu_copy`` looks inside.
+    """
+
+    target: Any
+    draft: tuple[Any, ...] | None
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """Draft state that the decode step now in flight was launched with; row i is ``reqs[i]``'s."""
+
+    reqs: list[Req]
+    topk_p: torch.Tensor  # (batch, states) float
+    topk_index: torch.Tensor  # (batch, states) int64
+    hidden_states: torch.Tensor  # (batch, hidden)
+
+    def row_of(self, req: Req) -> int | None:
+        # Older releases extend the list in place after the launch: rows past the state are not its.
+        rows = self.reqs[: len(self.topk_p)]
+        return next((i for i, other in enumerate(rows) if other is req), None)
+
+
+class DraftSide:
+    """The draft's half of the retraction backups of one scheduler."""
+
+    def __init__(self, scheduler: Scheduler, pools: tuple[KVCache, ...]) -> None:
+        self.scheduler = scheduler
+        self.pools = pools
+        self._told: set[str] = set()
+
+    def copy_rows(self, indices: torch.Tensor, **where: Any) -> tuple[Any, ...] | None:
+        """Host copies of the draft rows at slots ``indices`` (n,), or None if they cannot be kept.
+
+        ``where`` is what upstream addresses per-request state by (``mamba_indices``,
+        ``req_pool_index``); a pool gets what its release's signature takes.
+        """
+        try:
+            copies = tuple(
+                pool.get_cpu_copy(indices, **_taken(pool.get_cpu_copy, where))
+                for pool in self.pools
+            )
+        except NotImplementedError as error:
+            self._tell(
+                "pool",
+                "The draft's KV pool cannot be copied to the host (%s): retracted requests resume "
+                "without draft KV, draft badly until they end and are not cached.",
+                error or type(self.pools[0]).__name__,
+            )
+            return None
+        except (MemoryError, RuntimeError) as error:
+            if not _is_host_oom(error):
+                raise
+            self._tell(
+                "memory",
+                "No host memory for the draft KV of a retracted request (%d tokens): it resumes "
+                "without, drafts badly until it ends and is not cached. Give the server more "
+                "host memory or lower its KV pressure.",
+                len(indices),
+            )
+            return None
+        self._tell(
+            "cost",
+            "A retracted request keeps its draft KV in host memory: %d bytes a token.",
+            nbytes(copies) // max(len(indices), 1),
+            level=logging.INFO,
+        )
+        return copies
+
+    def load_rows(self, copies: tuple[Any, ...], indices: torch.Tensor, **where: Any) -> None:
+        """Write ``copies`` to the draft rows at the request's new slots ``indices`` (n,)."""
+        for pool, copy in zip(self.pools, copies, strict=True):
+            pool.load_cpu_copy(copy, indices, **_taken(pool.load_cpu_copy, where))
+
+    def save_state(self, batch: ScheduleBatch, idx: int) -> bool:
+        """Keep the draft state of ``batch.reqs[idx]`` at its committed length, if it is known.
+
+        Call it when the request's rows were released and before the batch is filtered. The state
+        goes to where a transfer would have put it, in the layout of a metadata row.
+        """
+        state = self._state_of(batch, idx)
+        if state is None:
+            return False
+        topk_p, topk_index, hidden_states = state
+        req, rows = batch.reqs[idx], self.scheduler.disagg_metadata_buffers
+        req.output_topk_p = _as_row(topk_p, rows.output_topk_p)
+        req.output_topk_index = _as_row(topk_index, rows.output_topk_index)
+        req.hidden_states_tensor = _as_row(hidden_states, rows.output_hidden_states)
+        return True
+
+    def _state_of(self, batch: ScheduleBatch, idx: int) -> list[torch.Tensor] | None:
+        """Rows (states,), (states,), (hidden,) that belong to the tokens the scheduler knows of.
+
+        Without overlap that is the batch's own state. With it the request may be in a step whose
+        result will be thrown away: then what that step started from, else the relayed row.
+        """
+        if not batch.enable_overlap:
+            return _row(batch.spec_info, idx)
+        relay = self.scheduler.future_map
+        step: StepInput | None = getattr(relay, "step_input", None)
+        in_flight = step is not None and self._decode_in_flight()
+        launched = step.row_of(batch.reqs[idx]) if step is not None and in_flight else None
+        _await_forward(self.scheduler, batch.device)
+        if launched is not None:
+            return _row(step, launched)
+        future = getattr(batch.spec_info, "future_indices", None)
+        if future is None:
+            return None
+        slots = future if isinstance(future, torch.Tensor) else future.indices  # to 0.5.12
+        return _row(relay, slots[idx], suffix="_buf")
+
+    def _decode_in_flight(self) -> bool:
+        queue = getattr(self.scheduler, "result_queue", None) or ()
+        return any(batch.forward_mode.is_decode() for batch, _ in queue)
+
+    def _tell(self, reason: str, message: str, *args: Any, level: int = logging.WARNING) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.log(level, message, *args)
+
+
+def attach(scheduler: Scheduler) -> None:
+    """Give the scheduler's allocator its draft side; nothing to do without a draft that owns KV."""
+    pools = draft_pools.of(scheduler)
+    if pools:
+        scheduler.token_to_kv_pool_allocator.draft_side = DraftSide(scheduler, pools)
+
+
+def get_cpu_copy(allocator: Any, indices: torch.Tensor, **where: Any) -> Any:
+    """Host copy of the rows ``indices`` (n,), the draft's with the target's where there are any."""
+    target = allocator.get_cpu_copy(indices, **where)
+    side: DraftSide | None = getattr(allocator, "draft_side", None)
+    return target if side is None else DraftedCopy(target, side.copy_rows(indices, **where))
+
+
+def load_cpu_copy(req: Req, allocator: Any, copy: Any, indices: torch.Tensor, **where: Any) -> None:
+    """Restore what ``get_cpu_copy`` returned to the request's new slots ``indices`` (n,).
+
+    A request that comes back without draft rows must not publish the rows it has: others would
+    draft from them. It is kept out of the prefix cache.
+    """
+    if not isinstance(copy, DraftedCopy):
+        allocator.load_cpu_copy(copy, indices, **where)
+        return
+    allocator.load_cpu_copy(copy.target, indices, **where)
+    if copy.draft is None:
+        req.skip_radix_cache_insert = True
+    else:
+        allocator.draft_side.load_rows(copy.draft, indices, **where)
+
+
+def keeps_draft_state(release_req: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``ScheduleBatch.release_req``: a request to be resumed keeps its draft state."""
+
+    @functools.wraps(release_req)
+    def wrapper(batch: ScheduleBatch, idx: int, *args: Any, **kwargs: Any) -> Any:
+        backed_up = release_req(batch, idx, *args, **kwargs)
+        side: DraftSide | None = getattr(batch.token_to_kv_pool_allocator, "draft_side", None)
+        if (
+            side is not None
+            and backed_up is not False
+            and batch.reqs[idx].to_finish is None
+            and side.scheduler.disaggregation_mode.value == "decode"
+        ):
+            side.save_state(batch, idx)
+        return backed_up
+
+    return wrapper
+
+
+def keeps_step_input(resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the relay's gather: references to what the launched step drafts from, until the next."""
+
+    @functools.wraps(resolve)
+    def wrapper(future_map: FutureMap, batch: Any) -> Any:
+        resolved = resolve(future_map, batch)
+        parts = [getattr(batch.spec_info, name, None) for name in _STATE]
+        future_map.step_input = (
+            None if any(part is None for part in parts) else StepInput(batch.reqs, *parts)
+        )
+        return resolved
+
+    return wrapper
+
+
+def _row(source: Any, row: Any, suffix: str = "") -> list[torch.Tensor] | None:
+    parts = [getattr(source, name + suffix, None) for name in _STATE]
+    rows = [part[row] for part in parts if part is not None]
+    return rows if len(rows) == len(parts) else None
+
+
+def nbytes(copy: Any) -> int:
+    """Bytes of all tensors in a host copy, whatever containers its pool chose."""
+    return sum(tensor.nbytes for tensor in _tensors(copy))
+
+
+def _tensors(copy: Any) -> Iterator[torch.Tensor]:
+    if isinstance(copy, torch.Tensor):
+        yield copy
+    elif isinstance(copy, DraftedCopy):
+        yield from _tensors((copy.target, copy.draft))
+    elif isinstance(copy, dict):
+        yield from _tensors(tuple(copy.values()))
+    elif isinstance(copy, (list, tuple)):
+        for part in copy:
+            yield from _tensors(part)
+
+
+def _taken(method: Callable[..., Any], where: dict[str, Any]) -> dict[str, Any]:
+    names = inspect.signature(method).parameters
+    return {name: value for name, value in where.items() if name in names}
+
+
+def _as_row(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``state`` in the layout of one row of ``rows``: its width, dtype and device."""
+    flat = state.reshape(-1).to(device=rows.device, dtype=rows.dtype)
+    row = rows.new_zeros(rows.shape[1])
+    row[: len(flat)] = flat
+    return row
+
+
+def _await_forward(scheduler: Scheduler, device: str) -> None:
+    """Let the caller's stream read what the forward stream has been given to write so far."""
+    torch.get_device_module(device).current_stream().wait_stream(scheduler.forward_stream)
+
+
+def _is_host_oom(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
