@@ -247,9 +247,10 @@ class Layer:
                     if other.after.path == path
                 }
             bound = {name for seam in seams for name in bound_names(seam.put)}
-            words = self._source(path)[1].words
+            pristine = self._source(path)[1]
             for edit in file.edits:
-                loose = sorted(used_names(edit.seam.put) - bound - words - BUILTINS)
+                used = sorted(used_names(edit.seam.put) - bound - BUILTINS)
+                loose = [name for name in used if not pristine.mentions(name)]
                 if loose:
                     raise Misfit(
                         Kind.UNBOUND,
@@ -287,7 +288,7 @@ class Layer:
             content = self.pristine.read(path) or b""
             if mark.search(content):
                 source = Source(content, path.removeprefix(SRT))
-                for dotted, node in source.functions():
+                for dotted, node in source.statements_with(name):
                     if getattr(node, "name", None) == name:
                         yield f"{source.path} :: {dotted}"
 

@@ -7,7 +7,7 @@ import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,25 +93,26 @@ def _resolve_in_worker(release: Release) -> Column:
     return column
 
 
-def failures(series: Series, columns: dict[str, Column]) -> Iterator[str]:
-    """A block of text for each trouble: where, what, and the last release that fitted."""
+def failures(series: Series, columns: dict[str, Column]) -> list[str]:
+    """A block of text for each trouble: where, on which releases, what, the last that fitted."""
+    releases: dict[tuple[str, str], list[str]] = {}
     for name, column in columns.items():
         for patch, cell in column.items():
-            last = _last_fit(series, columns, patch, name) if cell.misfits else None
             for misfit in cell.misfits:
-                yield misfit.report(patch, name, *([f"last fit  {last}"] if last else []))
+                releases.setdefault((patch, misfit.report(patch, "{}")), []).append(name)
+    told = []
+    for (patch, report), names in releases.items():
+        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} releases)"
+        last = _last_fit(series, columns, patch, names[0])
+        told.append(report.replace("{}", shown, 1) + (f"\n  last fit  {last}" if last else ""))
+    return told
 
 
 def _last_fit(series: Series, columns: dict[str, Column], patch: str, release: str) -> str | None:
-    limit = series.releases[release].version
-    fitting = [
-        name
-        for name in series.releases
-        if series.releases[name].version < limit
-        and name in columns
-        and columns[name][patch].outcome is not Outcome.ERROR
-    ]
-    return fitting[-1] if fitting else None
+    order = list(series.releases)
+    fitting = (Outcome.APPLIED, Outcome.PRESENT, Outcome.UPSTREAM)
+    below = order[: order.index(release)][::-1]
+    return next((n for n in below if n in columns and columns[n][patch].outcome in fitting), None)
 
 
 def as_json(columns: dict[str, Column], lint: Sequence[str]) -> dict[str, object]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from seam.errors import Kind, Misfit
+from seam.source import Source
 
 # A string or a comment is taken whole, so that a dollar sign in it is no hole.
 TOKEN = re.compile(
@@ -47,6 +48,13 @@ class Pattern:
     def names(self) -> frozenset[str]:
         """The named holes."""
         return hole_names(self.text)
+
+    @property
+    def rarest(self) -> str:
+        """The longest word of it that is no hole; what reads like it must have that word."""
+        text = TOKEN.sub(" ", self.text)
+        words = re.findall(r"[A-Za-z_]\w*", text)
+        return max(words, key=len, default="")
 
 
 @dataclass(frozen=True)
@@ -229,22 +237,14 @@ def match(pattern: Pattern, node: ast.AST, known: Bindings | None = None) -> Bin
     return bindings
 
 
-def find(pattern: Pattern, root: ast.AST, known: Bindings | None = None) -> Iterator[Match]:
+def find(
+    pattern: Pattern, source: Source, root: ast.AST, known: Bindings | None = None
+) -> Iterator[Match]:
     """All nodes below `root` that read like `pattern`, in source order."""
-    for node in walk(root):
+    for node in source.nodes(root, type(pattern.node)):
         bindings = match(pattern, node, known)
         if bindings is not None:
             yield Match(node, bindings)
-
-
-def walk(root: ast.AST) -> Iterator[ast.AST]:
-    """Nodes below `root`, parents first; not those in f-strings, whose positions are unreliable."""
-    stack = [*ast.iter_child_nodes(root)][::-1]
-    while stack:
-        node = stack.pop()
-        if not isinstance(node, ast.JoinedStr):
-            yield node
-            stack += [*ast.iter_child_nodes(node)][::-1]
 
 
 def same(pattern: object, target: object, bindings: Bindings) -> bool:

@@ -11,9 +11,9 @@ from enum import Enum
 
 from seam.errors import Kind, Misfit
 from seam.fill import block, fill, rewrite
-from seam.pattern import Bindings, Match, Pattern, find, match, reads_alike, same, walk
+from seam.pattern import Bindings, Match, Pattern, find, match, reads_alike, same
 from seam.seamfile import Alternative, FilePatch, Hunk, Op, Seam
-from seam.source import Definition, Scope, Source, Span, Splice
+from seam.source import Definition, Scope, Source, Span, Splice, walk
 
 NEAR_RATIO = 0.5
 """Likeness from which a line is worth showing as the nearest."""
@@ -96,21 +96,20 @@ def resolve_file(file: FilePatch, current: Source, pristine: Source) -> FileResu
 def check_forbidden(file: FilePatch, after: Source) -> None:
     """Raise `Misfit` (left-over) when something still reads what the patch forbids."""
     for pattern, line in file.forbidden:
-        for name, statement in after.functions():
-            hits = [*_matches_at(pattern, statement), *find(pattern, statement)]
-            if hits:
-                place = f"{after.path}:{getattr(hits[0].node, 'lineno', 0)}"
-                raise Misfit(
-                    Kind.LEFT_OVER,
-                    f"after the patch {place} {name} still reads {pattern.text!r}",
-                    line=line,
-                )
+        for name, node in _readers(pattern, after):
+            raise Misfit(
+                Kind.LEFT_OVER,
+                f"after the patch {after.path}:{_line(node)} {name} still reads {pattern.text!r}",
+                line=line,
+            )
 
 
-def _matches_at(pattern: Pattern, node: ast.AST) -> Iterator[Match]:
-    bindings = match(pattern, node)
-    if bindings is not None:
-        yield Match(node, bindings)
+def _readers(pattern: Pattern, source: Source) -> Iterator[tuple[str, ast.AST]]:
+    """All nodes of a file that read like `pattern`, with the definition they are in."""
+    for name, statement in source.statements_with(pattern.rarest):
+        if match(pattern, statement) is not None:
+            yield name, statement
+        yield from ((name, hit.node) for hit in find(pattern, source, statement))
 
 
 def _parse_result(content: bytes, path: str) -> Source:
@@ -200,7 +199,7 @@ def standing(seam: Seam, source: Source) -> Standing | None:
     except Misfit:
         return Standing.UPSTREAM if cure else None
     done = _done(seam, root, source, bindings)
-    hits = _hits(seam, root, bindings) if seam.op is Op.REPLACE else []
+    hits = _hits(seam, source, root, bindings) if seam.op is Op.REPLACE else []
     if hits and cure:
         anchor = f"{_anchor(seam).text!r} (line {_line(hits[0].node)})"
         raise Misfit(
@@ -221,7 +220,7 @@ def _cure(seam: Seam, source: Source) -> tuple[Pattern, int] | None:
     except Misfit:
         return None
     for cure in seam.cures:
-        hit = next(find(cure, root), None) if root else None
+        hit = next(find(cure, source, root), None) if root else None
         if hit:
             return cure, _line(hit.node)
     return None
@@ -247,7 +246,7 @@ def _root(seam: Seam, source: Source) -> tuple[Scope | ast.stmt, Bindings]:
         raise
     bindings: Bindings = {}
     for head in seam.inside:
-        hits = list(find(head, root, bindings))
+        hits = list(find(head, source, root, bindings))
         if len(hits) != 1:
             raise _unfit(seam, source, root, head, hits, 1)
         assert isinstance(hits[0].node, ast.stmt)
@@ -260,50 +259,44 @@ def _anchor(seam: Seam) -> Pattern:
     return seam.anchor
 
 
-def _hits(seam: Seam, root: ast.AST, bindings: Bindings) -> list[Match]:
+def _hits(seam: Seam, source: Source, root: ast.AST, bindings: Bindings) -> list[Match]:
     """Places that read like the anchor; not what reads as wanted already, nor anything in it."""
     anchor = _anchor(seam)
     if seam.op is not Op.REPLACE:
-        return [hit for hit, _, _ in _statement_hits(seam, root, bindings)]
+        return [hit for hit, _, _ in _statement_hits(seam, source, root, bindings)]
     wanted = {
         id(inner)
-        for run in _wanted_runs(seam, root)
+        for run in _wanted_runs(seam, source, root)
         for node in run
         for inner in (node, *walk(node))
     }
     hits = (
-        _statements(anchor, root, bindings)
+        _statements(anchor, source, root, bindings)
         if isinstance(anchor.node, ast.expr) and not seam.put.is_expression
-        else find(anchor, root, bindings)
+        else find(anchor, source, root, bindings)
     )
     return [hit for hit in hits if id(hit.node) not in wanted]
 
 
-def _statements(anchor: Pattern, root: ast.AST, bindings: Bindings) -> Iterator[Match]:
+def _statements(
+    anchor: Pattern, source: Source, root: ast.AST, bindings: Bindings
+) -> Iterator[Match]:
     """Statements that read like the anchor; an expression must be the whole statement."""
-    for node in walk(root):
-        if isinstance(node, ast.stmt):
-            target = node.value if isinstance(node, ast.Expr) else node
-            found = match(anchor, target, bindings)
-            if found is not None:
-                yield Match(node, found)
-
-
-def _suites(root: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Every list of statements in and below `root`."""
-    for node in (root, *walk(root)):
-        for field in ("body", "orelse", "finalbody"):
-            suite = getattr(node, field, None)
-            if isinstance(suite, list):
-                yield suite
+    is_expression = isinstance(anchor.node, ast.expr)
+    for node in source.nodes(root, ast.Expr if is_expression else type(anchor.node)):
+        found = match(anchor, node.value if isinstance(node, ast.Expr) else node, bindings)
+        if found is not None:
+            yield Match(node, found)
 
 
 def _statement_hits(
-    seam: Seam, root: ast.AST, bindings: Bindings
+    seam: Seam, source: Source, root: ast.AST, bindings: Bindings
 ) -> Iterator[tuple[Match, list[ast.stmt], int]]:
     """Statements an insertion anchors on, with the suite and the index they stand at."""
-    places = {id(node): (suite, at) for suite in _suites(root) for at, node in enumerate(suite)}
-    for hit in _statements(_anchor(seam), root, bindings):
+    places = {
+        id(node): (suite, at) for suite in source.suites(root) for at, node in enumerate(suite)
+    }
+    for hit in _statements(_anchor(seam), source, root, bindings):
         yield (hit, *places[id(hit.node)])
 
 
@@ -314,21 +307,23 @@ def _runs(wanted: tuple[ast.stmt, ...], suite: list[ast.stmt]) -> Iterator[list[
             yield run
 
 
-def _wanted_runs(seam: Seam, root: ast.AST) -> list[list[ast.AST]]:
+def _wanted_runs(seam: Seam, source: Source, root: ast.AST) -> list[list[ast.AST]]:
     """Places that read like the replacement, each as the nodes it takes up."""
     put = seam.put
     if put.is_head and put.node is not None:
         head = Pattern(put.text, put.node, is_head=True)
-        return [[hit.node] for hit in find(head, root)]
+        return [[hit.node] for hit in find(head, source, root)]
     if put.is_expression and put.node is not None:
-        return [[hit.node] for hit in find(Pattern(put.text, put.node, is_head=False), root)]
-    return [[*run] for suite in _suites(root) for run in _runs(put.body, suite)]
+        return [
+            [hit.node] for hit in find(Pattern(put.text, put.node, is_head=False), source, root)
+        ]
+    return [[*run] for suite in source.suites(root) for run in _runs(put.body, suite)]
 
 
 def _done(seam: Seam, root: Scope | ast.stmt, source: Source, bindings: Bindings) -> int:
     """How many places already read as wanted; for an insertion, how many anchors have theirs."""
     if seam.op is Op.REPLACE:
-        return len(_wanted_runs(seam, root))
+        return len(_wanted_runs(seam, source, root))
     if seam.op is Op.IMPORT:
         return int(_imported(seam.put.body) <= _imported(source.tree.body))
     if seam.op is Op.DECORATE:
@@ -344,7 +339,7 @@ def _done(seam: Seam, root: Scope | ast.stmt, source: Source, bindings: Bindings
             same(list(seam.put.body), run, dict(hit.bindings))
             for run in _neighbours(seam, suite, at)
         )
-        for hit, suite, at in _statement_hits(seam, root, bindings)
+        for hit, suite, at in _statement_hits(seam, source, root, bindings)
     )
 
 
@@ -381,7 +376,7 @@ def _edits(seam: Seam, source: Source, pristine: Source) -> list[Edit]:
         assert isinstance(root, Definition)
         at, indent = _definition_place(seam, source, root)
         return [_insertion(seam, source, at, indent, {})]
-    hits = _hits(seam, root, bindings)
+    hits = _hits(seam, source, root, bindings)
     if len(hits) != seam.times:
         raise _unfit(seam, source, root, _anchor(seam), hits, seam.times)
     make = _replacement if seam.op is Op.REPLACE else _beside
@@ -411,16 +406,16 @@ def _import_place(source: Source, pristine: Source) -> int:
         return source.next_line(source.span(body[(free or imports)[-1]]).end)
     if ast.get_docstring(source.tree) is not None:
         return source.next_line(source.span(body[0]).end)
-    return source.line_start(_statement_start(source, body[0])) if body else len(source.raw)
+    return source.line_start(source.statement_start(body[0])) if body else len(source.raw)
 
 
 def _definition_place(seam: Seam, source: Source, root: Definition) -> tuple[int, bytes]:
     """Where a decorator or the top of the body goes, and its indent."""
-    start = _statement_start(source, root)
+    start = source.statement_start(root)
     if seam.op is Op.DECORATE:
         return source.line_start(start), source.indent(start)
     first = root.body[0]
-    start, end = _statement_start(source, first), source.span(first).end
+    start, end = source.statement_start(first), source.span(first).end
     if not source.begins_line(start):
         raise _shares_line(seam, source, start)
     if ast.get_docstring(root) is None:
@@ -430,17 +425,9 @@ def _definition_place(seam: Seam, source: Source, root: Definition) -> tuple[int
     return source.next_line(end), source.indent(start)
 
 
-def _statement_start(source: Source, node: ast.stmt) -> int:
-    """Where a statement starts, its decorators included."""
-    decorators = node.decorator_list if isinstance(node, Definition) else []
-    if not decorators:
-        return source.span(node).start
-    return source.raw.rindex(b"@", 0, source.span(decorators[0]).start)
-
-
 def _beside(seam: Seam, source: Source, hit: Match) -> list[Edit]:
     assert isinstance(hit.node, ast.stmt)
-    start, end = _statement_start(source, hit.node), source.span(hit.node).end
+    start, end = source.statement_start(hit.node), source.span(hit.node).end
     _require_own_lines(seam, source, start, end)
     at = source.above_comments(start) if seam.op is Op.BEFORE else source.next_line(end)
     return [_insertion(seam, source, at, source.indent(start), hit.bindings)]
@@ -513,11 +500,10 @@ def _line(node: ast.AST) -> int:
 def _nearest(source: Source, root: ast.AST, anchor: Pattern, most: int = 2) -> list[str]:
     """The places of the anchor's own kind whose text is most like it."""
     rated = []
-    for node in walk(root):
-        if type(node) is type(anchor.node):
-            text = ast.unparse(node).partition("\n")[0]
-            ratio = difflib.SequenceMatcher(None, anchor.text, text).ratio()
-            rated.append((-ratio, _line(node), text))
+    for node in source.nodes(root, type(anchor.node)):
+        text = ast.unparse(node).partition("\n")[0]
+        ratio = difflib.SequenceMatcher(None, anchor.text, text).ratio()
+        rated.append((-ratio, _line(node), text))
     return [
         f"{source.path}:{line}: {text[:100]}"
         for ratio, line, text in sorted(rated)[:most]
@@ -526,9 +512,9 @@ def _nearest(source: Source, root: ast.AST, anchor: Pattern, most: int = 2) -> l
 
 
 def _elsewhere(source: Source, root: ast.AST, anchor: Pattern) -> list[str]:
+    inside = {_line(node) for node in source.nodes(root, type(anchor.node))}
     return [
-        f"{source.path}:{_line(hit.node)}: {name} reads it"
-        for name, statement in source.functions()
-        if statement is not root
-        for hit in find(anchor, statement)
+        f"{source.path}:{_line(node)}: {name} reads it"
+        for name, node in _readers(anchor, source)
+        if _line(node) not in inside
     ]

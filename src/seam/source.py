@@ -6,9 +6,9 @@ from __future__ import annotations
 import ast
 import bisect
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from seam.errors import Kind, Misfit
@@ -16,8 +16,8 @@ from seam.errors import Kind, Misfit
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Scope: TypeAlias = ast.Module | Definition
 
-WORD = re.compile(rb"[A-Za-z_]\w*")
 NEWLINE = re.compile(rb"\r\n|\r|\n")
+SUITES = frozenset({"body", "orelse", "finalbody"})
 BOM = b"\xef\xbb\xbf"
 
 
@@ -51,13 +51,14 @@ class Source:
             raise Misfit(Kind.BROKEN, f"{path}: not UTF-8 at byte {error.start}") from error
         except SyntaxError as error:
             raise Misfit(Kind.BROKEN, f"{path}:{error.lineno}: not Python: {error.msg}") from error
-        self.starts = [0, *(match.end() for match in NEWLINE.finditer(self.raw))]
+        sizes = map(len, self.raw.splitlines(keepends=True))
+        self.starts = list(itertools.accumulate(sizes, initial=0))
+        """Offset of each line; one more when the last line ends in a newline."""
+        if self.starts[-1] and not self.raw.endswith((b"\n", b"\r")):
+            self.starts.pop()
         self.newline = b"\r\n" if b"\r\n" in self.raw else b"\n"
-
-    @cached_property
-    def words(self) -> frozenset[str]:
-        """Every word of the file, be it code or not."""
-        return frozenset(word.decode() for word in WORD.findall(self.raw))
+        self._nodes: dict[int, dict[type[ast.AST], list[ast.AST]]] = {}
+        self._definitions: dict[int, dict[str, list[Definition]]] = {}
 
     # positions -----------------------------------------------------------------------------
 
@@ -73,6 +74,13 @@ class Source:
     def text(self, span: Span) -> str:
         """The source text of a span."""
         return self.raw[span.start : span.end].decode()
+
+    def statement_start(self, node: ast.stmt) -> int:
+        """Where a statement starts, its decorators included."""
+        decorators = node.decorator_list if isinstance(node, Definition) else []
+        if not decorators:
+            return self.span(node).start
+        return self.raw.rindex(b"@", 0, self.span(decorators[0]).start)
 
     def line_number(self, offset: int) -> int:
         """One-based line of an offset."""
@@ -127,8 +135,8 @@ class Source:
         node: Scope = self.tree
         seen: list[str] = []
         for part in dotted.split("."):
-            children = list(_definitions(node))
-            hits = [child for child in children if child.name == part]
+            children = self.definitions(node)
+            hits = children.get(part, [])
             seen.append(part)
             if len(hits) != 1:
                 raise Misfit(Kind.NO_SCOPE, *self._no_scope(seen, hits, children))
@@ -136,26 +144,58 @@ class Source:
         assert not isinstance(node, ast.Module)
         return node
 
-    def _no_scope(
-        self, seen: list[str], hits: list[Definition], children: list[Definition]
-    ) -> list[str]:
+    def _no_scope(self, seen: list[str], hits: list[Definition], names: Iterable[str]) -> list[str]:
         name = ".".join(seen)
         if hits:
             lines = ", ".join(str(hit.lineno) for hit in hits)
             return [f"{name} is defined {len(hits)} times in {self.path} (lines {lines})"]
-        near = difflib.get_close_matches(seen[-1], [child.name for child in children], 3)
-        close = [f"names close to it: {', '.join(dict.fromkeys(near))}"] if near else []
+        near = difflib.get_close_matches(seen[-1], names, 3)
+        close = [f"names close to it: {', '.join(near)}"] if near else []
         return [f"no {name} in {self.path}", *close]
 
-    def functions(self) -> Iterator[tuple[str, ast.stmt]]:
-        """Top-level statements and class members, with the dotted name of those that have one."""
+    def definitions(self, scope: Scope) -> dict[str, list[Definition]]:
+        """Classes and functions of a scope by name; those in its blocks too."""
+        found = self._definitions.get(id(scope))
+        if found is None:
+            found = self._definitions[id(scope)] = {}
+            for definition in _definitions_in(scope):
+                found.setdefault(definition.name, []).append(definition)
+        return found
+
+    def nodes(self, root: ast.AST, kind: type[ast.AST]) -> list[ast.AST]:
+        """Nodes of one kind below `root`, in source order.
+
+        Not those in f-strings, whose positions are unreliable before Python 3.12.
+        """
+        return self._index(root).get(kind, [])
+
+    def suites(self, root: ast.AST) -> list[list[ast.stmt]]:
+        """Every list of statements in and below `root`."""
+        kinds = self._index(root).items()
+        owners = [node for kind, nodes in kinds if SUITES & {*kind._fields} for node in nodes]
+        fields = (getattr(node, field, None) for node in (root, *owners) for field in SUITES)
+        return [field for field in fields if isinstance(field, list)]
+
+    def _index(self, root: ast.AST) -> dict[type[ast.AST], list[ast.AST]]:
+        found = self._nodes.get(id(root))
+        if found is None:
+            found = self._nodes[id(root)] = {}
+            for node in walk(root):
+                found.setdefault(type(node), []).append(node)
+        return found
+
+    def mentions(self, name: str) -> bool:
+        """Whether a name stands anywhere in the file, be it code or not."""
+        return re.search(rb"\b%s\b" % name.encode(), self.raw) is not None
+
+    def statements_with(self, word: str) -> Iterator[tuple[str, ast.stmt]]:
+        """Top-level statements and class members whose text has `word`, with a name for each."""
+        text = word.encode()
         for outer in self.tree.body:
-            if not isinstance(outer, ast.ClassDef):
-                yield getattr(outer, "name", "the module"), outer
-                continue
-            for inner in outer.body:
-                name = getattr(inner, "name", "")
-                yield f"{outer.name}.{name}" if name else outer.name, inner
+            for inner in outer.body if isinstance(outer, ast.ClassDef) else [outer]:
+                if self.raw.find(text, self.statement_start(inner), self.span(inner).end) >= 0:
+                    names = dict.fromkeys(getattr(node, "name", "") for node in (outer, inner))
+                    yield ".".join(filter(None, names)) or "the module", inner
 
     # splicing ------------------------------------------------------------------------------
 
@@ -181,10 +221,20 @@ class Source:
         return b"".join([*pieces, self.raw[last:]]), spans
 
 
-def _definitions(root: ast.AST) -> Iterator[Definition]:
-    """Classes and functions of a scope; those in its blocks too, not those in other definitions."""
-    for child in ast.iter_child_nodes(root):
-        if isinstance(child, Definition):
-            yield child
-        elif isinstance(child, (ast.stmt, ast.ExceptHandler)):
-            yield from _definitions(child)
+def _definitions_in(root: ast.AST) -> Iterator[Definition]:
+    for field in ("body", "orelse", "handlers", "finalbody"):
+        for child in getattr(root, field, ()):
+            if isinstance(child, Definition):
+                yield child
+            else:
+                yield from _definitions_in(child)
+
+
+def walk(root: ast.AST) -> Iterator[ast.AST]:
+    """Nodes below `root`, parents first; not those in f-strings."""
+    stack = [*ast.iter_child_nodes(root)][::-1]
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, ast.JoinedStr):
+            yield node
+            stack += [*ast.iter_child_nodes(node)][::-1]

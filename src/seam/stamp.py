@@ -10,6 +10,7 @@ reverted alone.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import json
 from collections import Counter
@@ -72,6 +73,7 @@ def path_of(patch: str) -> str:
     return f"{FOLDER}/{patch.replace('-', '_')}.py"
 
 
+@functools.lru_cache(maxsize=32)
 def count_lines(content: bytes) -> Counter[str]:
     """How often a file has each line, white space at both ends aside."""
     return Counter(line.strip() for line in content.decode(errors="replace").splitlines())
