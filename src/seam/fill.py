@@ -37,11 +37,13 @@ ATOMS = (
 )
 """Expressions that stand anywhere without parentheses."""
 
+KEPT = "\0"
+"""Starts a line that came with a hole: it has its indent, or is the inside of a string."""
 POSITIONED = (ast.expr, ast.stmt, ast.arg, ast.keyword, ast.alias)
 
 
 def fill(source: Source, put: Replacement, bindings: Bindings) -> str:
-    """The `+` lines with their holes filled.
+    """The `+` lines with their holes filled; `KEPT` marks lines whose indent is final.
 
     The plainest text is taken that reads exactly like the replacement: parentheses and
     joined-up runs only where they are needed, continuation lines of a hole moved with it
@@ -51,7 +53,7 @@ def fill(source: Source, put: Replacement, bindings: Bindings) -> str:
         return put.text
     for parenthesise, joined, moved in product((False, True), (False, True), (True, False)):
         text = _Filler(source, bindings, parenthesise, joined, moved).fill(put.text)
-        if _reads_like(text, put, bindings):
+        if _reads_like(text.replace(KEPT, ""), put, bindings):
             return text
     raise Misfit(Kind.BROKEN, f"{put.text!r} does not read the same once its holes are filled")
 
@@ -69,6 +71,8 @@ def inline(text: str, indent: bytes, newline: bytes) -> bytes:
 
 
 def _indented(line: str, indent: bytes) -> bytes:
+    if line.startswith(KEPT):
+        return line[len(KEPT) :].encode()
     if not line.strip():
         return b""
     depth = len(line) - len(line.lstrip(" "))
@@ -77,6 +81,8 @@ def _indented(line: str, indent: bytes) -> bytes:
 
 
 class _Filler:
+    """One way to write a replacement; see `fill`."""
+
     def __init__(
         self, source: Source, bindings: Bindings, parenthesise: bool, joined: bool, moved: bool
     ) -> None:
@@ -94,31 +100,27 @@ class _Filler:
 
     def line(self, line: str) -> str:
         depth = line[: len(line) - len(line.lstrip())] if self.moved else ""
-        return TOKEN.sub(
-            lambda match: (
-                match["plain"]
-                or self.bound(self.bindings[match["name"]]).replace("\n", "\n" + depth)
-            ),
-            line,
-        )
+
+        def put(match: re.Match[str]) -> str:
+            bound = self.bindings[match["name"]] if match["name"] else match["plain"]
+            return self.bound(bound).replace("\n", f"\n{KEPT}{depth}")
+
+        return TOKEN.sub(put, line)
 
     def bound(self, bound: Bound) -> str:
         if isinstance(bound, str):
             return bound
-        if not isinstance(bound, list):
-            text = self.node(bound)
-            bare = isinstance(bound, ast.expr) and not isinstance(bound, ATOMS)
-            return f"({text})" if bare and self.parenthesise else text
-        if self.joined:
-            return ", ".join(self.node(item) for item in bound)
-        return self.source.text(_around(self.source, bound[0], bound[-1]))
+        if isinstance(bound, list):
+            if self.joined:
+                return ", ".join(self.text(item, item) for item in bound)
+            return self.text(bound[0], bound[-1])
+        text = self.text(bound, bound)
+        bare = isinstance(bound, ast.expr) and not isinstance(bound, ATOMS)
+        return f"({text})" if bare and self.parenthesise else text
 
-    def node(self, node: ast.AST) -> str:
-        return self.source.text(_around(self.source, node, node)).replace("\r\n", "\n")
-
-
-def _around(source: Source, first: ast.AST, last: ast.AST) -> Span:
-    return Span(source.span(first).start, source.span(last).end)
+    def text(self, first: ast.AST, last: ast.AST) -> str:
+        span = Span(self.source.span(first).start, self.source.span(last).end)
+        return self.source.text(span).replace("\r\n", "\n")
 
 
 def _without_run(text: str, name: str) -> str:
@@ -145,17 +147,17 @@ def rewrite(source: Source, put: Replacement, target: ast.AST, bindings: Binding
     `Misfit` (bad-pattern) when the head of a statement would need more than that.
     """
     text = fill(source, put, bindings)
-    filled = compile_replacement(text, put.is_head)
-    if filled.node is None:
+    plain = text.replace(KEPT, "")
+    if compile_replacement(plain, put.is_head).node is None:
         return [_splice(source, target, text)]
-    parsed = Source((text + " ..." if put.is_head else text).encode(), "the replacement")
+    parsed = Source((plain + " ..." if put.is_head else plain).encode(), "the replacement")
     statement = parsed.tree.body[0]
     wanted = statement.value if isinstance(statement, ast.Expr) else statement
     parts = _differing(target, wanted, HEAD_FIELDS if put.is_head else frozenset())
     if put.is_head and any(part is target for part, _ in parts):
         raise Misfit(Kind.BAD_PATTERN, f"{put.text!r} changes more than a part of the head")
     return [
-        _splice(source, part, text if part is target else _segment(parsed, new))
+        _splice(source, part, text if part is target else _segment(parsed, text, new))
         for part, new in parts
     ]
 
@@ -201,11 +203,16 @@ def _children(old: Any, new: Any) -> list[tuple[Any, Any]]:
     return [pair for pair in zip(old, new, strict=True) if not reads_alike(*pair)]
 
 
-def _segment(parsed: Source, part: ast.AST) -> str:
-    """The text of a part of the replacement, with the parentheses that group it."""
+def _segment(parsed: Source, text: str, part: ast.AST) -> str:
+    """The text of a part of the replacement, with the parentheses that group it.
+
+    `parsed` is `text` without its marks.
+    """
     span = parsed.span(part)
     before, after = parsed.raw[: span.start].rstrip(), parsed.raw[span.end :].lstrip()
     calls = before[-2:-1].isalnum() or before[-2:-1] in (b"_", b")", b"]")
     if before.endswith(b"(") and after.startswith(b")") and not calls:
         span = Span(len(before) - 1, len(parsed.raw) - len(after) + 1)
-    return parsed.text(span)
+    marked = text.encode()
+    places = [at for at, byte in enumerate(marked) if byte != ord(KEPT)]
+    return marked[places[span.start] : places[span.end - 1] + 1].decode()

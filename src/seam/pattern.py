@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import io
 import re
 import tokenize
@@ -113,7 +112,6 @@ def has_comment(text: str) -> bool:
     return any(token.type == tokenize.COMMENT for token in tokens)
 
 
-@functools.cache
 def compile_pattern(text: str) -> Pattern:
     """Parse an anchor; raise `Misfit` (bad-pattern) when it is not one expression or statement."""
     text = text.strip()
@@ -130,7 +128,6 @@ def compile_pattern(text: str) -> Pattern:
     return Pattern(text, node, is_head)
 
 
-@functools.cache
 def compile_replacement(text: str, is_head: bool = False) -> Replacement:
     """Parse `+` lines; raise `Misfit` (bad-pattern) when they are not Python or say nothing."""
     text = text.strip("\n").rstrip()
