@@ -34,7 +34,7 @@ EPILOG = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; returns the exit status."""
-    given = _parser().parse_args(argv)
+    given = _parse(argv)
     # Ending like an interrupt: folders that are not finished are taken away.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -47,6 +47,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Names may follow options too, which argparse alone does not allow under a verb."""
+    parser = _parser()
+    given, rest = parser.parse_known_args(argv)
+    names = getattr(given, given.names, None)
+    if rest and (not isinstance(names, list) or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if isinstance(names, list):
+        names += rest
+    return given
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="seam", description="Lay the series over any supported SGLang release.", epilog=EPILOG
@@ -56,12 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     def verb(run: Callable[[argparse.Namespace], int], name: str, does: str
              ) -> argparse.ArgumentParser:  # fmt: skip
         sub = verbs.add_parser(name, help=does, description=does, epilog=EPILOG)
-        sub.set_defaults(verb=run)
+        sub.set_defaults(verb=run, names="patch")
         return sub
 
     verb(_series, "series", "list the patches in order of application")
     check = verb(_check, "check", "resolve the series on releases, all if none is named, and lint")
     check.add_argument("release", nargs="*", metavar="RELEASE")
+    check.set_defaults(names="release")
     check.add_argument("--json", action="store_true", help="print the result for machines")
     build = verb(_tree, "tree", "build a patched copy of the package, as a small git repository")
     build.add_argument("dir", metavar="DIR", type=Path)
@@ -256,7 +269,8 @@ def _status(given: argparse.Namespace) -> int:
     if not stamps:
         print(f"{standing.python}: sglang {standing.version}, stock: no patch of the series")
         return 0
-    print(f"{standing.python}: sglang {standing.version}, {len(stamps)} patches of the series")
+    count = f"{len(stamps)} patch{'es' if len(stamps) > 1 else ''} of the series"
+    print(f"{standing.python}: sglang {standing.version}, {count}")
     changed = False
     for stamp in stamps:
         broken = list(stamp.broken(standing.read))

@@ -98,10 +98,11 @@ def build(plan: Plan, target: Path, replace: bool = False) -> bool:
 
 def _standing(target: Path, replace: bool) -> str | None:
     """The key of the tree at `target` when it may be replaced, None when nothing is there."""
-    if not target.exists():
+    there = next(folder for folder in (target, *target.parents) if folder.exists())
+    if not there.is_dir():
+        raise SeamError(f"{there} is not a folder; name one that does not exist yet")
+    if there != target:
         return None
-    if not target.is_dir():
-        raise SeamError(f"{target} is not a folder; name one that does not exist yet")
     if not any(target.iterdir()):
         return None
     repository = Repository(target)

@@ -107,7 +107,7 @@ FILES = {
     "sglang/__init__.py": "",
     "sglang/version.py": "from sglang._version import __version__\n",
     "sglang/srt/__init__.py": "",
-    "sglang/srt/till.py": "def open(item): ...\n\n\ndef close(item): ...\n",
+    "sglang/srt/till.py": "def open(item): ...\n\n\ndef close(item):\n    return item\n",
     "sglang/srt/shop.py": SHOP,
     "sglang/srt/fast.cpython-311-x86_64-linux-gnu.so": "not really compiled",
     "sglang/tool.sh": "#!/bin/sh\n",
@@ -180,8 +180,11 @@ class Workshop:
         """Build a wheel of a tiny sglang into the cache; returns its entry in releases.toml."""
         name = f"sglang-{release}-py3-none-any.whl"
         version = f'__version__ = version = "{release}"\n'
+        files = {**FILES, "sglang/_version.py": version}
+        if release == "0.5.22":
+            files["sglang/srt/old.py"] = "def gone(item):\n    return item\n"
         with zipfile.ZipFile(self.cache / name, "w") as archive:
-            for path, text in {**FILES, "sglang/_version.py": version}.items():
+            for path, text in files.items():
                 info = zipfile.ZipInfo(path, (2026, 10, 30, 1, 2, 4))
                 info.external_attr = (0o755 if path.endswith(".sh") else 0o644) << 16
                 archive.writestr(info, text)
