@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import csv
 import hashlib
 import importlib.util
 from collections.abc import Iterable
@@ -34,15 +35,17 @@ class Installed:
         self._files: dict[str, bytes] = {}
         self._executables: set[str] = set()
         changed = []
-        for file in distribution.files or []:
-            if file.parts[0] != PACKAGE or file.hash is None:
+        # `distribution.files` leaves missing files out, from Python 3.12 on.
+        record = (distribution.read_text("RECORD") or "").splitlines()
+        for entry, wanted, *_ in csv.reader(record):
+            if not entry.startswith(f"{PACKAGE}/") or not wanted:
                 continue
-            located = Path(str(file.locate()))
+            located = Path(str(distribution.locate_file(entry)))
             content = located.read_bytes() if located.is_file() else None
-            if content is None or _digest(content, file.hash.mode) != file.hash.value:
-                changed.append(file.as_posix())
+            if content is None or _digest(content, wanted) != wanted:
+                changed.append(entry)
                 continue
-            path = f"python/{file.as_posix()}"
+            path = f"python/{entry}"
             self._files[path] = content
             if located.stat().st_mode & 0o100:
                 self._executables.add(path)
@@ -71,9 +74,11 @@ class Installed:
         return path in self._executables
 
 
-def _digest(content: bytes, mode: str) -> str:
-    digest = hashlib.new(mode, content).digest()
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+def _digest(content: bytes, like: str) -> str:
+    """The digest of a file the way RECORD writes it, by the method that `like` names."""
+    method = like.partition("=")[0]
+    digest = base64.urlsafe_b64encode(hashlib.new(method, content).digest())
+    return f"{method}={digest.rstrip(b'=').decode()}"
 
 
 class Standing:
