@@ -79,7 +79,7 @@ def _reader(buffers: MetadataBuffers, name: Any) -> Reader:
     return read
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrebuiltRows:
     """The metadata rows of a prebuilt batch, in batch order.
 
@@ -147,11 +147,12 @@ def _gather(
 
     A request without a row brings its own state in `attribute`, or takes `neutral`.
     """
-    pin = field.device.type == "cpu" and rows.device.type == "cuda"
-    shape = (len(rows.reqs), field.shape[1])
-    staged = torch.empty(shape, dtype=field.dtype, device=field.device, pin_memory=pin)
-    torch.index_select(field, 0, rows.index, out=staged)
+    staging = None
+    if rows.device.type == "cuda" and field.device.type == "cpu":
+        shape = (len(rows.reqs), field.shape[1])
+        staging = torch.empty(shape, dtype=field.dtype, pin_memory=True)
+    staged = torch.index_select(field, 0, rows.index, out=staging)
     for i in rows.rowless:
         own = getattr(rows.reqs[i], attribute, None)
         staged[i].copy_(neutral if own is None else own[: field.shape[1]])
-    return staged.to(rows.device, non_blocking=pin)
+    return staged.to(rows.device, non_blocking=staging is not None)
