@@ -23,6 +23,7 @@ from pdlab.progress import Progress
 from pdlab.runner import Runner, TreeRun
 from pdlab.scenarios.model import Scenario
 from pdlab.settings import Device, Settings, read_model
+from pdlab.warm import UNWINDING
 
 RELEASE = "0.5.23"
 START_LIMIT_S = 180.0
@@ -74,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     compare = verb(_compare, "compare", f"run scenarios on stock and on the patched tree: {known}")
     compare.add_argument("scenario", nargs="*", metavar="SCENARIO", help="all by default")
     for sub in (run, compare):
-        sub.add_argument("--rounds", type=int, default=1, help="medians of this many (default 1)")
+        sub.add_argument(
+            "--rounds", type=_count, default=1, help="medians of this many (default 1)"
+        )
         sub.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     return parser
 
@@ -89,16 +92,30 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     tree.add_argument("--model", type=Path, metavar="PATH", help="a model in place of the fixture")
     tree.add_argument("--draft", type=Path, metavar="PATH", help="its EAGLE draft")
     tree.add_argument("--fixture", metavar="NAME", help="tiny or wide, for all scenarios")
-    tree.add_argument("--topk", type=int, metavar="N", help="branches of the draft tree")
-    tree.add_argument("--page-size", type=int, metavar="N", help="tokens in a page of KV cache")
+    tree.add_argument("--topk", type=_count, metavar="N", help="branches of the draft tree")
+    tree.add_argument("--page-size", type=_count, metavar="N", help="tokens in a page of KV cache")
     how = parser.add_argument_group("how")
-    how.add_argument("--timeout", type=float, default=START_LIMIT_S, metavar="SECONDS",
+    how.add_argument("--timeout", type=_seconds, default=START_LIMIT_S, metavar="SECONDS",
                      help=f"for a server to get ready (default {START_LIMIT_S:g})")  # fmt: skip
     how.add_argument("--build", type=Path, default=Path("build"), metavar="DIR",
                      help="where trees, fixtures and logs go (default build)")  # fmt: skip
     how.add_argument("--keep-logs", action="store_true", help="also when all went well")
     how.add_argument("--cold", action="store_true",
                      help="an interpreter of its own for every server, as on a GPU")  # fmt: skip
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return seconds
 
 
 def _up(given: argparse.Namespace) -> int:
@@ -125,7 +142,10 @@ def _run(given: argparse.Namespace) -> int:
     chosen = _chosen(given)
     with _session(given) as session:
         runs = session.runner.run([session.tree()], chosen)
-        Console(width=TABLE_WIDTH).print(report.table(runs[0]))
+        console = Console(width=TABLE_WIDTH, highlight=False)
+        console.print(_title(runs[0]), soft_wrap=True)
+        console.print()
+        console.print(report.table(runs[0]))
         return session.finish(given, runs, [])
 
 
@@ -140,7 +160,7 @@ def _compare(given: argparse.Namespace) -> int:
         compared = report.rows(*runs)
         console = Console(width=TABLE_WIDTH, highlight=False)
         for run in runs:
-            console.print(f"[bold]{run.tree.label}[/] {run.tree.describe()}", soft_wrap=True)
+            console.print(_title(run), soft_wrap=True)
         console.print()
         console.print(report.comparison(compared))
         console.print(f"\n{report.summary(compared)}")
@@ -189,6 +209,8 @@ def _session(given: argparse.Namespace) -> Iterator[_Session]:
     """Everything a verb needs; logs are kept when it fails, or when they were asked for."""
     if given.draft and not given.model:
         raise LabError("--draft goes with --model")
+    if getattr(given, "json", None):
+        report.require_writable(given.json)
     device = Device(given.device)
     if device is Device.CUDA and not given.model:
         raise LabError("--device cuda needs --model PATH: the fixtures are for the CPU")
@@ -233,6 +255,10 @@ def _adjusted(settings: Settings, given: argparse.Namespace) -> Settings:
     return replace(settings, **changes)
 
 
+def _title(run: TreeRun) -> str:
+    return f"[bold]{run.tree.label}[/] {run.tree.describe()}"
+
+
 def _curl(url: str, text: bool) -> str:
     """A request to paste into a shell."""
     prompt = {"text": "The capital of France is"} if text else {"input_ids": [*DEMO_PROMPT_TOKENS]}
@@ -245,7 +271,7 @@ def _unwind_on_signals() -> None:
 
     def once(error: Callable[[int], BaseException], signum: int) -> None:
         def handle(*_: object) -> None:
-            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for each in UNWINDING:
                 signal.signal(each, signal.SIG_IGN)
             raise error(signum)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -101,7 +102,8 @@ def show(figure: Figure) -> str:
     if figure.value is None:
         return "-"
     if figure.unit == "%":
-        return f"{figure.value:.1%}" if figure.value != 1 else "100%"
+        # rounded down: what is not all must not look like all
+        return "100%" if figure.value == 1 else f"{math.floor(figure.value * 1000) / 10:.1f}%"
     if figure.value == int(figure.value) and not figure.unit:
         return f"{figure.value:.0f}"
     digits = 0 if abs(figure.value) >= 100 else 3 if figure.unit == "s" else 2

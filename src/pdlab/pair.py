@@ -117,7 +117,7 @@ class Launcher:
         """Begin to import the packages of `trees`, all at once, and return without waiting."""
         for tree in trees:
             if not self.cold and tree.path not in self._warm:
-                log = self.directory / f"{len(self._warm) + 1}-{tree.label}-import.log"
+                log = self.directory / f"00-{tree.label}-import.log"
                 warm = WarmInterpreter(WARM_MODULES, self.environment(tree), log, self.limit_s)
                 self._stack.callback(warm.stop)
                 self._warm[tree.path] = warm

@@ -123,15 +123,30 @@ def as_json(command: Sequence[str], runs: Sequence[TreeRun], compared: Sequence[
     }
 
 
-def write(path: Path, content: Any) -> None:
-    """Write JSON whole or not at all; LabError when it cannot be written."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+def require_writable(path: Path) -> None:
+    """Raise LabError, before anything is measured, when `write` could not write there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(content, indent=1) + "\n")
-        scratch.replace(path)
+        scratch = _scratch(path)
+        scratch.touch()
+        scratch.unlink()
     except OSError as error:
         raise LabError(f"cannot write {path}: {error.strerror}") from error
+    if path.is_dir():
+        raise LabError(f"cannot write {path}: it is a directory")
+
+
+def write(path: Path, content: Any) -> None:
+    """Write JSON whole or not at all; LabError when it cannot be written."""
+    try:
+        _scratch(path).write_text(json.dumps(content, indent=1) + "\n")
+        _scratch(path).replace(path)
+    except OSError as error:
+        raise LabError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _scratch(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def versions() -> dict[str, str]:

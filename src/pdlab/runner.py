@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pdlab.errors import LabError
-from pdlab.figures import Figure, median
+from pdlab.figures import Figure, median, show
 from pdlab.health import Probe, probing
 from pdlab.pair import Launcher, Pair
 from pdlab.progress import Progress
@@ -52,10 +52,10 @@ class TreeRun:
     def broken(self) -> list[str]:
         """What must hold and does not, one line each."""
         return [
-            f"{run.scenario.name}: {figure.name} is {figure.value:g}, must be {figure.must:g}"
+            f"{run.scenario.name}: {figure.name} is {show(figure)}, not what it must be"
             for run in self.scenarios
             for figure in run.figures
-            if not figure.holds and figure.value is not None
+            if not figure.holds
         ]
 
 

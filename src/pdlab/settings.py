@@ -80,12 +80,15 @@ def read_model(target: Path, draft: Path | None) -> Model:
             raise LabError(f"model path {path} does not exist")
         if not (path / "config.json").is_file():
             raise LabError(f"model path {path} holds no config.json")
-    config = json.loads((target / "config.json").read_text())
-    config = config.get("text_config", config)
+    file = target / "config.json"
     try:
+        config = json.loads(file.read_text())
+        config = config.get("text_config", config)
         vocab, context = config["vocab_size"], config["max_position_embeddings"]
+    except ValueError as error:
+        raise LabError(f"{file} is not JSON: {error}") from error
     except KeyError as missing:
-        raise LabError(f"{target / 'config.json'} does not say {missing}") from None
+        raise LabError(f"{file} does not say {missing}") from None
     return Model(target.resolve(), draft.resolve() if draft else None, vocab, context)
 
 

@@ -7,31 +7,38 @@ process that imports first and then forks a copy of itself per server. The copy 
 `python -m MODULE ARGUMENTS` as usual, and the server's own subprocesses are forked from it too
 instead of imported anew. For servers on the CPU only: CUDA does not survive a fork.
 
-Requests and replies are JSON lines on standard input and output:
+Requests and replies are JSON lines on standard input and output; a reply has its request's number:
 
-    {"fork": [module, arguments, environment, log]}    -> {"pid": pid}
-    {"poll": pid}                                       -> {"code": exit code or null}
+    {"number": n, "fork": [module, arguments, environment, log]}  ->  {"number": n, "pid": pid}
+    {"number": n, "poll": pid}                     ->  {"number": n, "code": exit code or null}
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
 import runpy
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pdlab.errors import NotReady, ServerDied
 from pdlab.process import Command, Process, end_with_parent, tail
+
+READ_BYTES = 4096
+# The signals that make the lab end what it started.
+UNWINDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class WarmInterpreter:
@@ -47,10 +54,13 @@ class WarmInterpreter:
         self.environment = dict(environment)
         self.log = log
         self.limit_s = limit_s
+        self._numbers = itertools.count()
+        self._read = b""
         command = Command("warm interpreter", "pdlab.warm", modules, self.environment)
         with log.open("wb") as output:
             self._child = subprocess.Popen(
                 command.words(),
+                bufsize=0,
                 cwd=log.parent,
                 env=self.environment,
                 stdin=subprocess.PIPE,
@@ -65,36 +75,51 @@ class WarmInterpreter:
         """Start a command in a copy of this interpreter, with all output in `log`."""
         request = [command.module, command.arguments, dict(command.environment), str(log)]
         pid: int = self._ask({"fork": request})["pid"]
-        codes: list[int] = []  # a process can be reaped only once
 
         def poll() -> int | None:
-            if not codes and (code := self._ask({"poll": pid})["code"]) is not None:
-                codes.append(code)
-            return codes[0] if codes else None
+            code: int | None = self._ask({"poll": pid})["code"]
+            return code
 
         return Process(command, pid, log, poll)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        stdin, stdout = self._child.stdin, self._child.stdout
-        assert stdin is not None and stdout is not None
+        number = next(self._numbers)
+        self._write(json.dumps({"number": number, **request}).encode() + b"\n")
+        while line := self._line():
+            reply: dict[str, Any] = json.loads(line)
+            # A signal may have come between an earlier request and its reply.
+            if reply["number"] == number:
+                return reply
+        raise ServerDied(
+            f"{self.process.name} cannot import SGLang; the end of {self.log}:\n{tail(self.log)}"
+        )
+
+    def _write(self, line: bytes) -> None:
+        assert self._child.stdin is not None
+        # Half a request would spoil all that follow it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, UNWINDING)
         try:
-            stdin.write(json.dumps(request).encode() + b"\n")
-            stdin.flush()
-            if not select.select([stdout], [], [], self.limit_s)[0]:
+            with suppress(BrokenPipeError):
+                while line:
+                    line = line[self._child.stdin.write(line) :]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _line(self) -> bytes:
+        """The next line of the output, without its end; empty at the end of the output."""
+        assert self._child.stdout is not None
+        while b"\n" not in self._read:
+            if not select.select([self._child.stdout], [], [], self.limit_s)[0]:
                 raise NotReady(
                     f"SGLang was not imported after {self.limit_s:g} s (--timeout gives more); "
                     f"the end of {self.log}:\n{tail(self.log)}"
                 )
-            reply = stdout.readline()
-        except OSError:
-            reply = b""
-        if not reply:
-            raise ServerDied(
-                f"{self.process.name} cannot import SGLang; the end of {self.log}:\n"
-                + tail(self.log)
-            )
-        answer: dict[str, Any] = json.loads(reply)
-        return answer
+            part = self._child.stdout.read(READ_BYTES)
+            if not part:
+                return b""
+            self._read += part
+        line, _, self._read = self._read.partition(b"\n")
+        return line
 
     def stop(self) -> None:
         """End the interpreter; the servers forked from it end with it."""
@@ -109,21 +134,30 @@ def main() -> None:
     # Whatever an import prints must not get among the replies.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for name in sys.argv[1:]:
+    first, *others = sys.argv[1:]
+    importlib.import_module(first)
+    for name in others:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name != name:  # an optional module that this release does not have
+            # A release need not have all of them; what they import it must have.
+            if not f"{name}.".startswith(f"{error.name}."):
                 raise
     gc.freeze()  # keeps the collector from touching, hence copying, what the copies share
+    codes: dict[int, int | None] = {}  # of the copies, None while they run
     for line in sys.stdin:
         request = json.loads(line)
         if "fork" in request:
-            answer: dict[str, Any] = {"pid": _fork(replies.fileno(), *request["fork"])}
+            pid = _fork(replies.fileno(), *request["fork"])
+            codes[pid] = None
+            answer: dict[str, Any] = {"pid": pid}
         else:
-            pid, status = os.waitpid(request["poll"], os.WNOHANG)
-            answer = {"code": os.waitstatus_to_exitcode(status) if pid else None}
-        print(json.dumps(answer), file=replies, flush=True)
+            pid = request["poll"]
+            if codes[pid] is None:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                codes[pid] = os.waitstatus_to_exitcode(status) if ended else None
+            answer = {"code": codes[pid]}
+        print(json.dumps({"number": request["number"], **answer}), file=replies, flush=True)
 
 
 def _fork(
@@ -140,6 +174,8 @@ def _fork(
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:

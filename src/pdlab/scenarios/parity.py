@@ -10,8 +10,6 @@ from pdlab.scenarios.model import (
     Wave,
     accept_length,
     correctness,
-    latency,
-    throughput,
 )
 from pdlab.settings import Settings
 from pdlab.traffic import random_requests
@@ -34,8 +32,6 @@ def figures(seen: Observation) -> list[Figure]:
     return [
         *correctness(seen),
         accept_length("accept length", mixed.outcomes),
-        throughput("throughput", mixed),
-        *latency("first token", (outcome.first_token_s for outcome in mixed.outcomes))[:1],
     ]
 
 

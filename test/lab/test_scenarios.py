@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scenario reads off its waves, and that scenarios can share a pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pdlab.errors import LabError
+from pdlab.figures import Figure
+from pdlab.health import Probe
+from pdlab.scenarios import SCENARIOS, choose
+from pdlab.scenarios.model import Observation, Scenario, WaveResult, latency, throughput
+from pdlab.traffic import Outcome
+
+VOCAB = 512
+RIGHT = Outcome(tokens=(1, 2, 3, 4), accept_length=3.9, latency_s=1.0, status=200)
+
+
+def observe(scenario: Scenario, *outcomes: Outcome) -> Observation:
+    """All waves with the outcomes given in turn, and a reference of the first one's tokens."""
+    waves = scenario.waves(VOCAB)
+    results = tuple(
+        WaveResult(
+            wave,
+            tuple(outcomes[place % len(outcomes)] for place in range(len(wave.requests))),
+            tuple(Probe(0.1 * number, 0.001 * number, 200) for number in range(1, 101))
+            if wave.probes
+            else (),
+            2.0,
+        )
+        for wave in waves
+    )
+    reference = {request.key: RIGHT.tokens for wave in waves for request in wave.requests}
+    return Observation(results, reference)
+
+
+def by_name(figures: list[Figure]) -> dict[str, Figure]:
+    return {figure.name: figure for figure in figures}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_gives_the_same_traffic_and_rows_every_time(name: str) -> None:
+    scenario = SCENARIOS[name]
+    assert scenario.name == name
+    assert list(scenario.waves(VOCAB)) == list(scenario.waves(VOCAB))
+    rows = [figure.name for figure in scenario.figures(observe(scenario, RIGHT))]
+    failed = replace(RIGHT, tokens=(), error="500: no", accept_length=None)
+    assert rows == [figure.name for figure in scenario.figures(observe(scenario, failed))]
+    assert len(set(rows)) == len(rows)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_right_answers_hold_and_one_wrong_token_does_not(name: str) -> None:
+    scenario = SCENARIOS[name]
+    assert all(figure.holds for figure in scenario.figures(observe(scenario, RIGHT)))
+    wrong = replace(RIGHT, tokens=(1, 2, 3, 5))
+    rows = by_name(scenario.figures(observe(scenario, RIGHT, wrong)))
+    assert not rows["tokens equal aggregated"].holds
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_failed_requests_are_counted_apart_from_wrong_ones(name: str) -> None:
+    scenario = SCENARIOS[name]
+    failed = replace(RIGHT, tokens=(), error="500: no")
+    rows = by_name(scenario.figures(observe(scenario, RIGHT, failed)))
+    assert rows["tokens equal aggregated"].value == 1.0
+    assert (rows["requests failed"].value or 0) > 0
+    assert rows["requests failed"].holds == (name == "pressure")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_answer_at_all_does_not_hold(name: str) -> None:
+    scenario = SCENARIOS[name]
+    rows = by_name(scenario.figures(observe(scenario, replace(RIGHT, error="503: no"))))
+    assert not rows["tokens equal aggregated"].holds
+
+
+def test_pressure_tells_retracted_requests_from_others() -> None:
+    lost = replace(RIGHT, accept_length=1.3, retractions=3)
+    rows = by_name(SCENARIOS["pressure"].figures(observe(SCENARIOS["pressure"], RIGHT, lost)))
+    assert rows["accept length, retracted"].value == pytest.approx(1.3)
+    assert rows["accept length, others"].value == pytest.approx(3.9)
+    assert rows["retracted / others"].value == pytest.approx(1 / 3)
+    assert rows["requests retracted"].value == 48
+    assert rows["retractions"].value == 144
+    assert rows["throughput"].value == 96 * 4 / 2.0
+
+
+def test_pressure_without_retractions_says_nothing_of_them() -> None:
+    rows = by_name(SCENARIOS["pressure"].figures(observe(SCENARIOS["pressure"], RIGHT)))
+    assert rows["accept length, retracted"].value is None
+    assert rows["retracted / others"].value is None
+
+
+def test_health_gives_the_spread_of_answered_probes() -> None:
+    rows = by_name(SCENARIOS["health"].figures(observe(SCENARIOS["health"], RIGHT)))
+    for wave in ("idle", "burst"):
+        spread = [rows[f"{wave} probe {mark}"].value for mark in ("p50", "p99", "max")]
+        assert spread == pytest.approx([0.050, 0.099, 0.100])
+        assert rows[f"{wave} probes missed"].value == 0
+
+
+def test_a_missed_probe_is_counted_and_has_no_latency() -> None:
+    seen = observe(SCENARIOS["health"], RIGHT)
+    missed = tuple(replace(probe, status=503, latency_s=20.0) for probe in seen["idle"].probes[:7])
+    idle = replace(seen["idle"], probes=missed + seen["idle"].probes[7:])
+    rows = by_name(SCENARIOS["health"].figures(replace(seen, waves=(idle, seen["burst"]))))
+    assert rows["idle probes missed"].value == 7
+    assert rows["idle probe max"].value == pytest.approx(0.100)
+
+
+def test_no_times_give_no_figures() -> None:
+    assert [figure.value for figure in latency("name", [None])] == [None] * 3
+    wave = observe(SCENARIOS["burst"], RIGHT)["burst"]
+    assert throughput("name", replace(wave, seconds=0.0)).value is None
+
+
+def test_scenarios_with_equal_settings_share_a_pair() -> None:
+    assert SCENARIOS["parity"].settings == SCENARIOS["health"].settings
+    assert len({scenario.settings for scenario in SCENARIOS.values()}) == 3
+
+
+def test_all_references_come_from_one_server() -> None:
+    assert len({scenario.settings.reference() for scenario in SCENARIOS.values()}) == 1
+
+
+def test_scenarios_are_chosen_once_and_in_order() -> None:
+    assert [each.name for each in choose(["health", "parity", "health"])] == ["health", "parity"]
+    assert choose([]) == list(SCENARIOS.values())
+    with pytest.raises(LabError, match=r"no scenario walk, swim: there are parity, burst"):
+        choose(["walk", "parity", "swim"])
