@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SeamError as error:
         print(f"seam: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; nothing must be written when we exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("seam: interrupted; nothing was left half written", file=sys.stderr)
         return 130
@@ -107,16 +112,12 @@ def _parser() -> argparse.ArgumentParser:
 def _series(_: argparse.Namespace) -> int:
     for patch in Series.load().patches:
         print(f"{patch.name}: {patch.subject}")
-        for key, values in (("adds", patch.adds), ("in", _paths(patch.files))):
-            for value in values:
-                print(f"    {key:<4} {value}")
-        for directive in patch.trailer("Directive"):
-            print(f"    then {directive}")
+        rows = [("adds", path) for path in patch.adds]
+        rows += [("in", " | ".join(file.paths)) for file in patch.files]
+        rows += [("then", directive) for directive in patch.trailer("Directive")]
+        for key, value in rows:
+            print(f"    {key:<4} {value}")
     return 0
-
-
-def _paths(files: Sequence[object]) -> list[str]:
-    return [" | ".join(getattr(file, "paths", ())) for file in files]
 
 
 def _check(given: argparse.Namespace) -> int:

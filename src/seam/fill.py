@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from seam.errors import Kind, Misfit
 from seam.pattern import (
@@ -140,8 +140,15 @@ def _reads_like(text: str, put: Replacement, bindings: Bindings) -> bool:
 # narrowing -----------------------------------------------------------------------------------
 
 
-def rewrite(source: Source, put: Replacement, target: ast.AST, bindings: Bindings) -> list[Splice]:
-    """Splices that turn `target` into the replacement.
+class Rewrite(NamedTuple):
+    """A splice, and the node that must stand there afterwards if the text is one node."""
+
+    splice: Splice
+    node: ast.AST | None
+
+
+def rewrite(source: Source, put: Replacement, target: ast.AST, bindings: Bindings) -> list[Rewrite]:
+    """What turns `target` into the replacement.
 
     Only the parts that differ are rewritten, so that a wrapped call keeps its layout. Raises
     `Misfit` (bad-pattern) when the head of a statement would need more than that.
@@ -149,7 +156,7 @@ def rewrite(source: Source, put: Replacement, target: ast.AST, bindings: Binding
     text = fill(source, put, bindings)
     plain = text.replace(KEPT, "")
     if compile_replacement(plain, put.is_head).node is None:
-        return [_splice(source, target, text)]
+        return [Rewrite(_splice(source, target, text), None)]
     parsed = Source((plain + " ..." if put.is_head else plain).encode(), "the replacement")
     statement = parsed.tree.body[0]
     wanted = statement.value if isinstance(statement, ast.Expr) else statement
@@ -157,7 +164,7 @@ def rewrite(source: Source, put: Replacement, target: ast.AST, bindings: Binding
     if put.is_head and any(part is target for part, _ in parts):
         raise Misfit(Kind.BAD_PATTERN, f"{put.text!r} changes more than a part of the head")
     return [
-        _splice(source, part, text if part is target else _segment(parsed, text, new))
+        Rewrite(_splice(source, part, text if part is target else _segment(parsed, text, new)), new)
         for part, new in parts
     ]
 

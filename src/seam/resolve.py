@@ -40,6 +40,8 @@ class Edit:
     """What each named hole reads in the source."""
     whole: Span
     """The place that reads like the anchor; the empty place of insertion otherwise."""
+    node: ast.AST | None = None
+    """What must stand there afterwards, if the text is one node of a replacement."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def resolve_file(file: FilePatch, current: Source, pristine: Source) -> FileResu
         return FileResult(current, current, tuple(results), (), ())
     content, spans = current.splice(Splice(edit.span, edit.text) for edit in edits)
     after = _parse_result(content, current.path)
-    _verify(after, edits)
+    _verify(after, edits, spans)
     return FileResult(current, after, tuple(results), edits, tuple(spans))
 
 
@@ -119,16 +121,30 @@ def _parse_result(content: bytes, path: str) -> Source:
         raise Misfit(Kind.BROKEN, f"after the patch {error}") from error
 
 
-def _verify(after: Source, edits: tuple[Edit, ...]) -> None:
-    """Every seam must read as present in the result, or a second run would not find it."""
-    for seam in dict.fromkeys(edit.seam for edit in edits):
-        if standing(seam, after) is not Standing.PRESENT:
+def _verify(after: Source, edits: tuple[Edit, ...], spans: list[Span]) -> None:
+    """Every edit must read in the result as its seam says, and be found present by a second run."""
+    present = {seam: standing(seam, after) is Standing.PRESENT for seam in {e.seam for e in edits}}
+    for edit, span in zip(edits, spans, strict=True):
+        if not present[edit.seam] or not _stands(edit, after, span):
             raise Misfit(
                 Kind.BROKEN,
-                f"{seam.scope}: the result does not read like {seam.put.text!r}",
+                f"{edit.seam.scope}: the result does not read like {edit.seam.put.text!r}",
                 "an operator may bind more tightly there; put the '+' expression in parentheses",
-                line=seam.line,
+                line=edit.seam.line,
             )
+
+
+def _stands(edit: Edit, after: Source, span: Span) -> bool:
+    """Whether the text of an edit was parsed as the one node it is meant to be."""
+    if edit.node is None:
+        return True
+    for node in after.nodes(after.scope(edit.seam.scope), type(edit.node)):
+        start, end = after.span(node)
+        before, behind = after.raw[span.start : start], after.raw[end : span.end]
+        inside = span.start <= start and end <= span.end and not before.strip(b"( \t\r\n")
+        if inside and not behind.strip(b") \t\r\n") and reads_alike(node, edit.node):
+            return True
+    return False
 
 
 # hunks ---------------------------------------------------------------------------------------
@@ -435,13 +451,13 @@ def _beside(seam: Seam, source: Source, hit: Match) -> list[Edit]:
 
 def _replacement(seam: Seam, source: Source, hit: Match) -> list[Edit]:
     whole = source.span(hit.node)
-    splices = rewrite(source, seam.put, hit.node, hit.bindings)
-    rewrites_whole = splices[0].span == whole
+    rewrites = rewrite(source, seam.put, hit.node, hit.bindings)
+    rewrites_whole = rewrites[0].splice.span == whole
     simple = seam.put.one_line and (seam.put.is_expression or not _is_compound(seam.put.node))
     if rewrites_whole and isinstance(hit.node, ast.stmt) and not simple:
         _require_own_lines(seam, source, whole.start, whole.end)
     holes = _hole_texts(source, hit.bindings)
-    return [Edit(seam, splice.span, splice.text, holes, whole) for splice in splices]
+    return [Edit(seam, *one.splice, holes, whole, one.node) for one in rewrites]
 
 
 def _is_compound(node: ast.AST | None) -> bool:

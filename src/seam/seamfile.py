@@ -446,6 +446,8 @@ class _Group:
     def seam(
         self, op: Op, anchor: _Line | None, plus: list[_Line], heads: tuple[Pattern, ...] = ()
     ) -> Seam:
+        if self.times > 1 and not anchor:
+            raise self.parser.error(plus[0].number, "xN counts anchors, and there is none here")
         pattern = self.parser.pattern(anchor) if anchor else None
         put = self.replacement(op, pattern, plus)
         bound = {name for one in (*heads, pattern) if one for name in one.names}

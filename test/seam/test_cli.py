@@ -118,6 +118,13 @@ def test_names_may_follow_options(workshop: Workshop, capsys: pytest.CaptureFixt
         assert caught.value.code == 2
 
 
+def test_reader_that_stops_reading_is_no_error(workshop: Workshop) -> None:
+    run = subprocess.run(
+        f"{sys.executable} -m seam diff | true", shell=True, capture_output=True, text=True
+    )
+    assert "Traceback" not in run.stderr and "Error" not in run.stderr
+
+
 # bad input ---------------------------------------------------------------------------------------
 
 

@@ -397,6 +397,7 @@ def test_only_the_child_that_differs_is_rewritten() -> None:
         ("x = g(a + b)", "g($x)", "h($x)", "x = h(a + b)"),
         ("x = g(a)", "g($x)", "$x * 2", "x = a * 2"),
         ("x = g(a) * y", "g($x)", "($x + 1)", "x = (a + 1) * y"),
+        ("x = add(a, b) * y", "add($l, $r)", "($l + $r)", "x = (a + b) * y"),
         ("x = a * y", "a * $y", "(a + b) * $y", "x = (a + b) * y"),
         ("x.total = 1", "x.$n = 1", "x.$n = 2", "x.total = 2"),
         ("x = g(i for i in y)", "g($*a)", "h($*a)", "x = h(i for i in y)"),
@@ -410,8 +411,19 @@ def test_holes_keep_their_meaning(before: str, minus: str, plus: str, after: str
     assert laid(code, f"@@ f\n- {minus}\n+ {plus}") == f"def f():\n    {after}\n"
 
 
-def test_replacement_that_would_bind_otherwise_is_refused() -> None:
-    told = misfit("@@ f\n- a\n+ b + c", "def f():\n    return a * d\n")
+@pytest.mark.parametrize(
+    ("code", "hunk"),
+    [
+        ("a * d", "- a\n+ b + c"),
+        ("add(a, b) * d", "- add($x, $y)\n+ $x + $y"),
+        ("d - minus(a)", "- minus($x)\n+ $x - 1"),
+        ("not a", "- a\n+ a or b"),
+        ("a.b", "- a\n+ a if c else d"),
+        ("f(a)", "- a\n+ a, b"),
+    ],
+)
+def test_replacement_that_would_bind_otherwise_is_refused(code: str, hunk: str) -> None:
+    told = misfit(f"@@ f\n{hunk}", f"def f():\n    return {code}\n")
     assert told.kind is Kind.BROKEN
     assert "put the '+' expression in parentheses" in told.lines[1]
 

@@ -153,6 +153,7 @@ def test_commit_message_is_what_git_takes_for_trailers() -> None:
         ("+++ a.py\n@@ f\n- if a:\n+ b()", 4, "replaced by one head"),
         ("+++ a.py\n@@ f\n- g('" + "x" * 100 + "')\n+ h()", 3, "at most 100"),
         ("+++ a.py\n@@ f\n" + "+ g()\n" * 7, 2, "7 '\\+' lines, at most 6"),
+        ("+++ a.py\n@@ f x2\n+ g()", 3, "xN counts anchors"),
         ("+++ a.py\n@@ import\n  a()\n+ import os", 3, "takes '\\+' lines only"),
         ("+++ a.py\n@@ import\n+ os = 1", 3, "import statements only"),
         ("+++ a.py\n@@ f\n+ g()\n! (", 4, "not Python"),
