@@ -2,8 +2,10 @@
 """CPU stand-in for SGLang's compiled `sgl_kernel`: what Llama with EAGLE calls, in plain torch.
 
 SGLang imports these functions from `sgl_kernel` and reaches the two attention operators through
-`torch.ops.sgl_kernel`. Signatures follow the callers in SGLang 0.5.23, the release this was run
-with; `attention` also registers the argument lists of 0.5.6.post2 to 0.5.19.
+`torch.ops.sgl_kernel`. Signatures follow the callers in SGLang 0.5.23. Run with 0.5.23, 0.5.22 and
+0.5.20 under EAGLE and with 0.5.11, which has no EAGLE on a CPU. Older callers differ only in the
+attention operators, whose argument lists `attention` registers too: no KV scales up to 0.5.19, no
+`is_causal` up to 0.5.18, no `tree_mask` up to 0.5.15.post1, no options at all up to 0.5.12.post1.
 
 `convert_weight_packed` is left out on purpose: SGLang takes its presence for a CPU build with AMX
 (`_is_intel_amx_backend_available` in srt/utils/common.py). Without it norms, activations, rotary

@@ -104,7 +104,9 @@ def verify_tree_greedy_cpu(
     token, place = candidates.tolist(), retrive_index.tolist()
     first_child, sibling = retrive_next_token.tolist(), retrive_next_sibling.tolist()
     predicted = target_predict.view(-1).tolist()
-    visited: list[int] = []
+    walked: list[int] = []
+    cells: list[int] = []
+    accepted: list[int] = []
     for i in range(len(token)):
         path = [place[i][0]]
         node = 0
@@ -115,10 +117,12 @@ def verify_tree_greedy_cpu(
             if node == -1:
                 break
             path.append(place[i][node])
-        accept_index[i, : len(path)] = torch.tensor(path, dtype=accept_index.dtype)
-        accept_token_num[i] = len(path) - 1
-        visited += path
-    where = torch.tensor(visited, dtype=torch.long)
+        accepted.append(len(path) - 1)
+        walked += path
+        cells += range(i * steps, i * steps + len(path))
+    where = torch.tensor(walked, dtype=torch.long)
+    accept_token_num.copy_(torch.tensor(accepted))
+    accept_index.view(-1)[cells] = where.to(accept_index.dtype)
     predicts[where] = target_predict.view(-1)[where].to(predicts.dtype)
 
 
