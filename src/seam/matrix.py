@@ -7,8 +7,8 @@ import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,34 +63,39 @@ def resolve_all(
             columns[release.name] = resolve(series, release)
             done(release)
         return columns
+    order = sorted(releases, key=lambda release: release.version, reverse=True)
     # A fresh interpreter for each: a fork would copy the thread that draws the progress.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (series.root,)) as pool:
-        order = sorted(releases, key=lambda release: release.version, reverse=True)
-        futures = {pool.submit(_resolve_in_worker, release): release for release in order}
-        try:
-            for future in as_completed(futures):
-                columns[futures[future].name] = future.result()
-                done(futures[future])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with _interrupts_ignored():  # workers inherit that: what an interrupt ends is decided here
+        pool = context.Pool(workers, _start_worker, (series.root,))
+    with pool:  # ends the workers when it is left, finished or not
+        for release, column in pool.imap_unordered(_resolve_in_worker, order):
+            columns[release.name] = column
+            done(release)
     return {release.name: columns[release.name] for release in releases}
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _worker_series: list[Series] = []
 
 
 def _start_worker(root: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt ends
     gc.disable()  # syntax trees are large and have no cycles
     _worker_series.append(Series.load(root))
 
 
-def _resolve_in_worker(release: Release) -> Column:
+def _resolve_in_worker(release: Release) -> tuple[Release, Column]:
     column = resolve(_worker_series[0], release)
     gc.collect()
-    return column
+    return release, column
 
 
 def failures(series: Series, columns: dict[str, Column]) -> list[str]:
