@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.memory_pool import KVCache
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
 
 def of(scheduler: Scheduler) -> tuple[KVCache, ...]:
@@ -16,26 +17,31 @@ def of(scheduler: Scheduler) -> tuple[KVCache, ...]:
     All are addressed by the target's slot ids. Empty without a draft model (ngram) and where the
     draft reads the target's pool (frozen KV).
     """
+    return tuple(runner.token_to_kv_pool for runner in runners(scheduler))
+
+
+def runners(scheduler: Scheduler) -> tuple[ModelRunner, ...]:
+    """The model runners behind the pools that `of` returns, in the same order."""
     target = scheduler.token_to_kv_pool_allocator.get_kvcache()
-    pools: list[KVCache] = []
-    for runner in _runners(scheduler.draft_worker):
+    owners: list[ModelRunner] = []
+    for runner in _all_runners(scheduler.draft_worker):
         pool = runner.token_to_kv_pool
-        if pool is not target and all(pool is not seen for seen in pools):
-            pools.append(pool)
-    return tuple(pools)
+        if pool is not target and all(pool is not seen.token_to_kv_pool for seen in owners):
+            owners.append(runner)
+    return tuple(owners)
 
 
-def _runners(draft_worker: Any) -> tuple[Any, ...]:
+def _all_runners(draft_worker: Any) -> tuple[Any, ...]:
     """Model runners of the draft; which attribute holds them depends on release and worker."""
     if draft_worker is None:
         return ()
     if hasattr(draft_worker, "_draft_model_runners"):  # 0.5.18 and later
         return tuple(draft_worker._draft_model_runners())
     worker = getattr(draft_worker, "draft_worker", None) or draft_worker  # spec v2 wraps it
-    runners = getattr(worker, "draft_runner_list", None) or getattr(
+    several = getattr(worker, "draft_runner_list", None) or getattr(
         worker, "model_runner_list", None
     )
-    if runners:
-        return tuple(runners)
+    if several:
+        return tuple(several)
     runner = getattr(worker, "draft_runner", None) or getattr(worker, "model_runner", None)
     return () if runner is None else (runner,)
