@@ -15,8 +15,9 @@ from typing import Protocol
 from packaging.version import Version
 
 from seam.errors import Kind, Misfit, SeamError
+from seam.filelayer import FileResult, check_forbidden, resolve_file
 from seam.pattern import bound_names, used_names
-from seam.resolve import FileResult, Standing, check_forbidden, resolve_file
+from seam.resolve import Standing
 from seam.seamfile import FilePatch, Op, Patch
 from seam.source import Source
 from seam.stamp import Stamp, telling

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the seams of one file patch go in one release, or precisely why one does not fit."""
+"""Where the seams of a hunk go in one release, or precisely why one does not fit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from enum import Enum
 from seam.errors import Kind, Misfit
 from seam.fill import block, fill, rewrite
 from seam.pattern import Bindings, Match, Pattern, find, match, reads_alike, same
-from seam.seamfile import Alternative, FilePatch, Hunk, Op, Seam
-from seam.source import Definition, Scope, Source, Span, Splice, walk
+from seam.seamfile import Alternative, Hunk, Op, Seam
+from seam.source import Definition, Scope, Source, Span, walk
 
 NEAR_RATIO = 0.5
 """Likeness from which a line is worth showing as the nearest."""
@@ -54,103 +54,16 @@ class HunkResult:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class FileResult:
-    """A file after one patch."""
-
-    before: Source
-    after: Source
-    hunks: tuple[HunkResult, ...]
-    edits: tuple[Edit, ...]
-    spans: tuple[Span, ...]
-    """Where each edit stands in `after`."""
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines of `after` that the edits produced."""
-        return [line for span in self.spans for line in self.after.lines_of(span)]
-
-
-def resolve_file(file: FilePatch, current: Source, pristine: Source) -> FileResult:
-    """Resolve all hunks of a file patch.
-
-    Places are sought in `current`, the file as earlier patches left it. Whether a hunk is
-    present or cured upstream is asked of `pristine` alone, so that what this series itself put
-    there never counts. Raises `Misfit`.
-    """
-    others = [_resolve_hunk(hunk, current, pristine) for hunk in file.hunks if not hunk.is_import]
-    wanted = not others or any(result.standing is Standing.APPLIED for result in others)
-    results = []
-    for hunk in file.hunks:
-        if not hunk.is_import:
-            results.append(others.pop(0))
-        elif wanted:
-            results.append(_resolve_hunk(hunk, current, pristine))
-    edits = tuple(edit for result in results for edit in result.edits)
-    if not edits:
-        return FileResult(current, current, tuple(results), (), ())
-    content, spans = current.splice(Splice(edit.span, edit.text) for edit in edits)
-    after = _parse_result(content, current.path)
-    _verify(after, edits, spans)
-    return FileResult(current, after, tuple(results), edits, tuple(spans))
-
-
-def check_forbidden(file: FilePatch, after: Source) -> None:
-    """Raise `Misfit` (left-over) when something still reads what the patch forbids."""
-    for pattern, line in file.forbidden:
-        for name, node in _readers(pattern, after):
-            raise Misfit(
-                Kind.LEFT_OVER,
-                f"after the patch {after.path}:{_line(node)} {name} still reads {pattern.text!r}",
-                line=line,
-            )
-
-
-def _readers(pattern: Pattern, source: Source) -> Iterator[tuple[str, ast.AST]]:
-    """All nodes of a file that read like `pattern`, with the definition they are in."""
-    for name, statement in source.statements_with(pattern.rarest):
-        if match(pattern, statement) is not None:
-            yield name, statement
-        yield from ((name, hit.node) for hit in find(pattern, source, statement))
-
-
-def _parse_result(content: bytes, path: str) -> Source:
-    try:
-        return Source(content, path)
-    except Misfit as error:
-        raise Misfit(Kind.BROKEN, f"after the patch {error}") from error
-
-
-def _verify(after: Source, edits: tuple[Edit, ...], spans: list[Span]) -> None:
-    """Every edit must read in the result as its seam says, and be found present by a second run."""
-    present = {seam: standing(seam, after) is Standing.PRESENT for seam in {e.seam for e in edits}}
-    for edit, span in zip(edits, spans, strict=True):
-        if not present[edit.seam] or not _stands(edit, after, span):
-            raise Misfit(
-                Kind.BROKEN,
-                f"{edit.seam.scope}: the result does not read like {edit.seam.put.text!r}",
-                "an operator may bind more tightly there; put the '+' expression in parentheses",
-                line=edit.seam.line,
-            )
-
-
-def _stands(edit: Edit, after: Source, span: Span) -> bool:
-    """Whether the text of an edit was parsed as the one node it is meant to be."""
-    if edit.node is None:
-        return True
-    for node in after.nodes(after.scope(edit.seam.scope), type(edit.node)):
-        start, end = after.span(node)
-        before, behind = after.raw[span.start : start], after.raw[end : span.end]
-        inside = span.start <= start and end <= span.end and not before.strip(b"( \t\r\n")
-        if inside and not behind.strip(b") \t\r\n") and reads_alike(node, edit.node):
-            return True
-    return False
-
-
 # hunks ---------------------------------------------------------------------------------------
 
 
-def _resolve_hunk(hunk: Hunk, current: Source, pristine: Source) -> HunkResult:
+def resolve_hunk(hunk: Hunk, current: Source, pristine: Source) -> HunkResult:
+    """Resolve the one alternative of a hunk that fits; raise `Misfit` when not just one does.
+
+    Places are sought in `current`, the file as earlier patches left it. Whether a hunk is
+    present or cured upstream is asked of `pristine` alone, so that what this series itself put
+    there never counts.
+    """
     fits: list[tuple[Alternative, HunkResult]] = []
     misfits: list[Misfit] = []
     for alternative in hunk.alternatives:
@@ -417,12 +330,16 @@ def _import_place(source: Source, pristine: Source) -> int:
     ours = _imported(body[:end]) - _imported(pristine.tree.body)
     imports = [at for at in range(end) if isinstance(body[at], (ast.Import, ast.ImportFrom))]
     taken = {at for at in imports if _imported([body[at]]) & ours}
-    free = [at for at in imports if not {at, at + 1} & taken]
+    free = [at for at in imports if not {at, at + 1} & taken and _ends_line(source, body[at])]
     if imports:
         return source.next_line(source.span(body[(free or imports)[-1]]).end)
     if ast.get_docstring(source.tree) is not None:
         return source.next_line(source.span(body[0]).end)
     return source.line_start(source.statement_start(body[0])) if body else len(source.raw)
+
+
+def _ends_line(source: Source, node: ast.stmt) -> bool:
+    return source.ends_line(source.span(node).end)
 
 
 def _definition_place(seam: Seam, source: Source, root: Definition) -> tuple[int, bytes]:
@@ -509,6 +426,14 @@ def _unfit(
     return Misfit(Kind.NO_ANCHOR, headline, *near, *elsewhere, line=seam.line)
 
 
+def readers(pattern: Pattern, source: Source) -> Iterator[tuple[str, ast.AST]]:
+    """All nodes of a file that read like `pattern`, with the definition they are in."""
+    for name, statement in source.statements_with(pattern.rarest):
+        if match(pattern, statement) is not None:
+            yield name, statement
+        yield from ((name, hit.node) for hit in find(pattern, source, statement))
+
+
 def _line(node: ast.AST) -> int:
     return int(getattr(node, "lineno", 0))
 
@@ -531,6 +456,6 @@ def _elsewhere(source: Source, root: ast.AST, anchor: Pattern) -> list[str]:
     inside = {_line(node) for node in source.nodes(root, type(anchor.node))}
     return [
         f"{source.path}:{_line(node)}: {name} reads it"
-        for name, node in _readers(anchor, source)
+        for name, node in readers(anchor, source)
         if _line(node) not in inside
     ]

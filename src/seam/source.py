@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import bisect
 import difflib
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -39,18 +40,15 @@ class Source:
     """A Python file as bytes and tree; offsets count bytes after the byte order mark."""
 
     def __init__(self, content: bytes, path: str) -> None:
-        """Parse `content`; raise `Misfit` (broken) when it is not UTF-8 Python."""
+        """Take `content`; raise `Misfit` (broken) when it is not UTF-8."""
         self.path = path
         self.content = content
         self.bom = BOM if content.startswith(BOM) else b""
         self.raw = content[len(self.bom) :]
         try:
             self.raw.decode()
-            self.tree = ast.parse(self.raw)
         except UnicodeDecodeError as error:
             raise Misfit(Kind.BROKEN, f"{path}: not UTF-8 at byte {error.start}") from error
-        except SyntaxError as error:
-            raise Misfit(Kind.BROKEN, f"{path}:{error.lineno}: not Python: {error.msg}") from error
         sizes = map(len, self.raw.splitlines(keepends=True))
         self.starts = list(itertools.accumulate(sizes, initial=0))
         """Offset of each line; one more when the last line ends in a newline."""
@@ -59,6 +57,17 @@ class Source:
         self.newline = b"\r\n" if b"\r\n" in self.raw else b"\n"
         self._nodes: dict[int, dict[type[ast.AST], list[ast.AST]]] = {}
         self._definitions: dict[int, dict[str, list[Definition]]] = {}
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree, parsed when it is first asked for; `Misfit` (broken) if it cannot be."""
+        try:
+            return ast.parse(self.raw)
+        except SyntaxError as error:
+            reason = f"{self.path}:{error.lineno}: not Python: {error.msg}"
+        except ValueError as error:  # a zero byte, before Python 3.12
+            reason = f"{self.path}: not Python: {error}"
+        raise Misfit(Kind.BROKEN, reason)
 
     # positions -----------------------------------------------------------------------------
 

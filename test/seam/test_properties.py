@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from workshop import PATH, lay, on_shop
 
 from seam.errors import Misfit
-from seam.resolve import FileResult, Standing, resolve_file
+from seam.filelayer import FileResult, resolve_file
+from seam.resolve import Standing
 from seam.source import BOM, Source, walk
 
 HUNKS = [
@@ -140,10 +141,11 @@ def test_line_ends_mark_and_last_newline_stay(content: bytes, hunk: str) -> None
 def test_any_bytes_are_a_source_or_a_misfit(content: bytes) -> None:
     try:
         source = Source(content, PATH)
+        tree = source.tree
     except Misfit:
         return
     assert source.bom + source.raw == content
-    for node in walk(source.tree):
+    for node in walk(tree):
         if hasattr(node, "lineno"):
             span = source.span(node)
             assert 0 <= span.start <= span.end <= len(source.raw)

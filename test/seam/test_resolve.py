@@ -9,7 +9,8 @@ import pytest
 from workshop import laid, lay, on_shop
 
 from seam.errors import Kind, Misfit
-from seam.resolve import Standing, resolve_file
+from seam.filelayer import resolve_file
+from seam.resolve import Standing
 from seam.source import Source
 
 CODE = """\

@@ -11,8 +11,8 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from seam.filelayer import FileResult, check_forbidden, resolve_file
 from seam.layer import Layer, PatchResult
-from seam.resolve import FileResult, check_forbidden, resolve_file
 from seam.seamfile import Patch, parse
 from seam.source import Source
 
