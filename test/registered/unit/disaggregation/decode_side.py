@@ -189,6 +189,8 @@ class TransferManager:
 class ModellessScheduler(Scheduler):
     """A scheduler whose queues and steps are SGLang's; only the forward pass is left out."""
 
+    draft_worker = None
+
     def update_running_batch(self, batch):
         batch.filter_batch()
         batch.forward_mode = ForwardMode.DECODE

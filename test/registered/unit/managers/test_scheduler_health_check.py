@@ -544,6 +544,12 @@ class TestDeadPrefill(HealthCheckTest):
                 patch = mock.patch.object(decode, name, value)
                 patch.start()
                 self.addCleanup(patch.stop)
+        if slots := getattr(decode, "metadata_slots", None):  # where rows have owners
+            patch = mock.patch.object(
+                slots, "leave_queue", lambda entry, **_: freed.append(entry.metadata_buffer_index)
+            )
+            patch.start()
+            self.addCleanup(patch.stop)
         if hasattr(DecodeTransferQueue, "_release_request"):
             queue._release_request = release
 
