@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
@@ -32,12 +34,30 @@ class Kind(str, Enum):
 class Misfit(SeamError):
     """A seam that does not fit: the kind, a headline, and lines that help to mend it."""
 
-    def __init__(self, kind: Kind, headline: str, *help_lines: str, line: int = 0) -> None:
-        super().__init__("\n".join((headline, *help_lines)))
+    def __init__(
+        self,
+        kind: Kind,
+        headline: str,
+        *help_lines: str,
+        line: int = 0,
+        explain: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        """`explain` finds more lines of help; it is asked only when somebody is told."""
+        super().__init__(headline)
         self.kind = kind
-        self.lines: tuple[str, ...] = (headline, *help_lines)
+        self.headline = headline
         self.line = line
         """Line of the seam file that asked for it; 0 when the whole patch did."""
+        self._help = help_lines
+        self._explain = explain
+
+    @functools.cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The headline and all lines of help."""
+        return (self.headline, *self._help, *self._explain())
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
 
     def report(self, patch: str, release: str, *more: str) -> str:
         """Where, on which release, and all lines indented below."""

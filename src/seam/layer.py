@@ -274,7 +274,7 @@ class Layer:
 
     def _with_move(self, misfit: Misfit) -> Misfit:
         """Add to a missing scope where a definition of that name is now."""
-        found = re.match(r"no ([\w.]+) in ", misfit.lines[0])
+        found = re.match(r"no ([\w.]+) in ", misfit.headline)
         if misfit.kind is not Kind.NO_SCOPE or not found:
             return misfit
         places = list(self._definitions(found[1].rpartition(".")[2]))

@@ -84,12 +84,11 @@ def resolve_hunk(hunk: Hunk, current: Source, pristine: Source) -> HunkResult:
         return HunkResult(hunk, Standing.ABSENT)
     if len(misfits) == 1:
         raise misfits[0]
-    told = [line for misfit in misfits for line in misfit.lines]
     raise Misfit(
         misfits[0].kind,
         f"none of {len(misfits)} alternatives fits",
-        *told,
         line=hunk.alternatives[0].line,
+        explain=lambda: (line for misfit in misfits for line in misfit.lines),
     )
 
 
@@ -421,9 +420,12 @@ def _unfit(
         )
         return Misfit(Kind.AMBIGUOUS, headline, line=seam.line)
     headline = f"{seam.scope}: nothing reads {anchor.text!r}"
-    near = [f"nearest   {line}" for line in _nearest(source, root, anchor)]
-    elsewhere = [f"elsewhere {line}" for line in _elsewhere(source, root, anchor)]
-    return Misfit(Kind.NO_ANCHOR, headline, *near, *elsewhere, line=seam.line)
+
+    def explain() -> Iterator[str]:
+        yield from (f"nearest   {line}" for line in _nearest(source, root, anchor))
+        yield from (f"elsewhere {line}" for line in _elsewhere(source, root, anchor))
+
+    return Misfit(Kind.NO_ANCHOR, headline, line=seam.line, explain=explain)
 
 
 def readers(pattern: Pattern, source: Source) -> Iterator[tuple[str, ast.AST]]:
