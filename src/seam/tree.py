@@ -82,6 +82,8 @@ def build(plan: Plan, target: Path, replace: bool = False) -> bool:
         standing = _standing(target, replace)
         if standing == plan.key:
             return False
+        if standing:
+            _refuse_own_files(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
             fresh = Path(folder) / "tree"
@@ -113,9 +115,21 @@ def _standing(target: Path, replace: bool) -> str | None:
         raise SeamError(f"{target} is a built tree already; --replace builds it anew")
     head = repository.ask("config", "--local", HEAD)
     edited = repository.ask("status", "--porcelain", "--untracked-files=no")
-    if edited or repository.ask("rev-parse", "HEAD") != head:
-        raise SeamError(f"{target} was edited since it was built; save the edits and delete it")
+    refs = repository.ask("for-each-ref", "--format=%(objectname) %(refname)")
+    if edited or refs != f"{head} refs/heads/{BRANCH}":
+        raise SeamError(
+            f"{target} was edited since it was built (files, commits, branches or a stash); "
+            "save the edits and delete it"
+        )
     return key
+
+
+def _refuse_own_files(target: Path) -> None:
+    """Somebody's own files would be lost; tests that were laid beside ours are copies."""
+    untracked = Repository(target).git("ls-files", "--others", "--exclude-standard").decode()
+    own = [path for path in untracked.splitlines() if not path.startswith("test/registered/")]
+    if own:
+        raise SeamError(f"{target} has files of yours: {', '.join(own[:3])}; move them away first")
 
 
 def _write(plan: Plan, folder: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_patch_left_out_takes_those_that_need_it(
     assert "round-total cannot be laid without count-sales" in capsys.readouterr().err
 
 
-def test_replace_builds_anew_only_what_differs_and_loses_no_edit(
+def test_replace_builds_anew_only_what_differs(
     workshop: Workshop, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tree", str(target)]) == 0
@@ -97,15 +98,50 @@ def test_replace_builds_anew_only_what_differs_and_loses_no_edit(
     assert "is so already" in capsys.readouterr().out
     assert main(["tree", str(target), "--replace", "--without", "close-till"]) == 0
     assert git(target, "rev-list", "--count", "HEAD") == "3"
+    assert leftovers(target) == []
+
+
+def edit(target: Path) -> None:
     shop = target / "python/sglang/srt/shop.py"
     shop.write_text(shop.read_text() + "# an edit\n")
-    for command in ([], ["commit", "--quiet", "--all", "--message=mine"]):
-        if command:
-            git(target, *command)
-        assert main(["tree", str(target), "--replace"]) == 1
-        assert "was edited since it was built" in capsys.readouterr().err
-    assert shop.read_text().endswith("# an edit\n")
-    assert leftovers(target) == []
+
+
+def edit_and_commit(target: Path) -> None:
+    edit(target)
+    git(target, "commit", "--quiet", "--all", "--message=mine")
+
+
+def edit_and_stash(target: Path) -> None:
+    edit(target)
+    git(target, "stash")
+
+
+def commit_elsewhere(target: Path) -> None:
+    git(target, "checkout", "--quiet", "-b", "mine")
+    edit_and_commit(target)
+    git(target, "checkout", "--quiet", tree.BRANCH)
+
+
+def add_a_file(target: Path) -> None:
+    (target / "notes.txt").write_text("mine\n")
+
+
+@pytest.mark.parametrize(
+    "change", [edit, edit_and_commit, edit_and_stash, commit_elsewhere, add_a_file]
+)
+def test_replace_loses_nothing_of_the_users(
+    workshop: Workshop,
+    target: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Path], None],
+) -> None:
+    assert main(["tree", str(target)]) == 0
+    change(target)
+    before = git(target, "for-each-ref"), git(target, "status", "--porcelain")
+    assert main(["tree", str(target), "--replace", "--without", "close-till"]) == 1
+    told = capsys.readouterr().err
+    assert "was edited since it was built" in told or "has files of yours: notes.txt" in told
+    assert before == (git(target, "for-each-ref"), git(target, "status", "--porcelain"))
 
 
 def test_targets_that_cannot_be_built_at_are_refused(
