@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import aiohttp
+
 from pdlab.errors import LabError
 from pdlab.figures import Figure, median, show
 from pdlab.health import Probe, probing
@@ -103,7 +105,7 @@ class Runner:
     ) -> Reference:
         model = self.model_of(settings)
         unique = {
-            request.key: replace(request, stream=False)
+            request.key: replace(request, stream=False, cancel=None)
             for scenario in scenarios
             if scenario.settings.reference() == settings
             for wave in scenario.waves(model.vocab)
@@ -186,6 +188,19 @@ async def _answers(server: Pair, requests: Sequence[Request]) -> list[Outcome]:
     return outcomes
 
 
+async def _settled(url: str, limit_s: float) -> dict[str, int]:
+    """Metadata rows of a decode server by status, as soon as all are free; empty if it is stock."""
+    limit = time.monotonic() + limit_s
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{url}/server_info") as reply:
+                states = (await reply.json())["internal_states"]
+            slots: dict[str, int] = dict(states[0].get("metadata_slots", {}))
+            if not slots or slots["free"] == sum(slots.values()) or time.monotonic() > limit:
+                return slots
+            await asyncio.sleep(LOOK_S)
+
+
 async def _drive(pair: Pair, wave: Wave) -> WaveResult:
     probes: list[Probe] = []
     start = time.monotonic()
@@ -196,9 +211,11 @@ async def _drive(pair: Pair, wave: Wave) -> WaveResult:
     else:
         outcomes = await _send(pair, wave)
         seconds = time.monotonic() - start
-    return WaveResult(wave, tuple(outcomes), tuple(probes), seconds)
+    slots = await _settled(pair.decode.url, wave.settle_s) if wave.settle_s else {}
+    return WaveResult(wave, tuple(outcomes), tuple(probes), seconds, slots)
 
 
 async def _send(pair: Pair, wave: Wave) -> list[Outcome]:
     await asyncio.sleep(wave.idle_s)
-    return await send_all(pair.url, wave.requests, wave.concurrency)
+    servers = [server.url for server in pair.servers if server.url != pair.url]
+    return await send_all(pair.url, wave.requests, wave.concurrency, servers=servers)

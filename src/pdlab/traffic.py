@@ -7,8 +7,9 @@ import asyncio
 import json
 import random
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -21,12 +22,21 @@ STREAM_END = b"[DONE]"
 
 
 @dataclass(frozen=True)
+class Cancel:
+    """The client gives up `after_s` seconds: it closes its connection, or makes an abort call."""
+
+    after_s: float
+    by_call: bool = False
+
+
+@dataclass(frozen=True)
 class Request:
     """A prompt in token ids and how many tokens to generate, greedily, whatever they are."""
 
     prompt: tuple[int, ...]
     new_tokens: int
     stream: bool = False
+    cancel: Cancel | None = None
 
     def body(self) -> dict[str, Any]:
         """The body of POST /generate."""
@@ -54,6 +64,7 @@ class Outcome:
     first_token_s: float | None = None
     status: int | None = None
     error: str | None = None
+    cancelled: bool = False
 
     @property
     def ok(self) -> bool:
@@ -93,12 +104,18 @@ async def send_all(
     requests: Sequence[Request],
     concurrency: int | None = None,
     limit_s: float = REQUEST_LIMIT_S,
+    servers: Sequence[str] = (),
 ) -> list[Outcome]:
-    """Send all requests, at most `concurrency` at once, and return their outcomes in order."""
+    """Send all requests, at most `concurrency` at once, and return their outcomes in order.
+
+    Abort calls go to `servers`, those behind `url` where that is a router.
+    """
     slots = asyncio.Semaphore(concurrency or max(1, len(requests)))
 
     async def one(request: Request) -> Outcome:
         async with slots:
+            if request.cancel:
+                return await _send_and_cancel(session, url, request, servers or (url,))
             return await send(session, url, request)
 
     connector = aiohttp.TCPConnector(limit=0)
@@ -107,11 +124,35 @@ async def send_all(
         return list(await asyncio.gather(*map(one, requests)))
 
 
-async def send(session: aiohttp.ClientSession, url: str, request: Request) -> Outcome:
+async def _send_and_cancel(
+    session: aiohttp.ClientSession, url: str, request: Request, servers: Sequence[str]
+) -> Outcome:
+    """Send a request whose client gives up; one that was answered before is as any other."""
+    assert request.cancel
+    name = uuid.uuid4().hex
+    start = time.monotonic()
+    sending = asyncio.ensure_future(send(session, url, request, name))
+    if (await asyncio.wait([sending], timeout=request.cancel.after_s))[0]:
+        return sending.result()
+    if request.cancel.by_call:
+        calls = [session.post(f"{server}/abort_request", json={"rid": name}) for server in servers]
+        for reply in await asyncio.gather(*calls):
+            reply.release()
+        return replace(await sending, cancelled=True)
+    sending.cancel()
+    await asyncio.wait([sending])
+    gone = "the client closed the connection"
+    return Outcome(latency_s=time.monotonic() - start, error=gone, cancelled=True)
+
+
+async def send(
+    session: aiohttp.ClientSession, url: str, request: Request, name: str | None = None
+) -> Outcome:
     """Send one request; a failure of any kind is an outcome with `error` set, never raised."""
     watch = _Watch(request.stream)
+    body = request.body() | ({"rid": name} if name else {})
     try:
-        async with session.post(f"{url}/generate", json=request.body()) as reply:
+        async with session.post(f"{url}/generate", json=body) as reply:
             if reply.status != 200:
                 message = _message(await reply.read())
                 return watch.outcome(status=reply.status, error=f"{reply.status}: {message}")

@@ -131,3 +131,21 @@ def test_scenarios_are_chosen_once_and_in_order() -> None:
     assert choose([]) == list(SCENARIOS.values())
     with pytest.raises(LabError, match=r"no scenario walk, swim: there are parity, burst"):
         choose(["walk", "parity", "swim"])
+
+
+def test_a_request_whose_client_gave_up_is_neither_failed_nor_wrong() -> None:
+    scenario = SCENARIOS["aborts"]
+    gone = replace(RIGHT, tokens=(1,), error="the client closed the connection", cancelled=True)
+    rows = by_name(scenario.figures(observe(scenario, RIGHT, gone)))
+    assert rows["requests failed"].value == 0
+    assert rows["tokens equal aggregated"].value == 1.0
+    assert rows["requests cancelled"].value == 330
+
+
+def test_a_metadata_row_that_stays_held_does_not_hold() -> None:
+    scenario = SCENARIOS["aborts"]
+    seen = observe(scenario, RIGHT)
+    for slots, holds in (({"free": 4, "waiting": 0}, True), ({"free": 3, "waiting": 1}, False)):
+        waves = tuple(replace(wave, slots=slots) for wave in seen.waves)
+        rows = by_name(scenario.figures(replace(seen, waves=waves)))
+        assert rows["metadata rows not free"].holds == holds

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from pdlab.health import probing
-from pdlab.traffic import Outcome, Request, random_requests, send_all
+from pdlab.traffic import Cancel, Outcome, Request, random_requests, send_all
 
 META = {"spec_accept_length": 3.5, "num_retractions": 2, "cached_tokens": 96}
 LENGTH = {"finish_reason": {"type": "length"}}
@@ -195,3 +195,68 @@ def test_a_refused_probe_is_not_ok() -> None:
             assert not any(probe.ok for probe in probes)
 
     asyncio.run(run())
+
+
+def test_a_client_that_gives_up_closes_its_connection() -> None:
+    gone = asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse()
+        await reply.prepare(request)
+        try:
+            while True:
+                await reply.write(b"\n")
+                await asyncio.sleep(0.01)
+        finally:
+            gone.set()
+
+    async def run() -> list[Outcome]:
+        app = web.Application()
+        app.router.add_post("/generate", endless)
+        async with TestServer(app) as server:
+            url = str(server.make_url("")).rstrip("/")
+            outcomes = await send_all(url, [Request((1,), 1, stream=True, cancel=Cancel(0.05))])
+            await asyncio.wait_for(gone.wait(), 5)
+            return outcomes
+
+    [outcome] = asyncio.run(run())
+    assert outcome.cancelled
+    assert not outcome.ok
+
+
+def test_a_client_that_gives_up_by_call_names_its_request_to_every_server() -> None:
+    asked: list[str] = []
+    called: list[str] = []
+    stop = asyncio.Event()
+
+    async def until_aborted(request: web.Request) -> web.StreamResponse:
+        asked.append((await request.json())["rid"])
+        await stop.wait()
+        meta = {"finish_reason": {"type": "abort", "message": "by call"}}
+        return web.json_response({"output_ids": [], "meta_info": meta})
+
+    async def abort(request: web.Request) -> web.StreamResponse:
+        called.append((await request.json())["rid"])
+        if len(called) == 2:
+            stop.set()
+        return web.Response()
+
+    async def run() -> list[Outcome]:
+        app = web.Application()
+        app.router.add_post("/generate", until_aborted)
+        app.router.add_post("/abort_request", abort)
+        async with TestServer(app) as server:
+            url = str(server.make_url("")).rstrip("/")
+            request = Request((1,), 1, cancel=Cancel(0.02, by_call=True))
+            return await send_all(url, [request], limit_s=5, servers=[url, url])
+
+    [outcome] = asyncio.run(run())
+    assert outcome.cancelled
+    assert outcome.error == "aborted: by call"
+    assert called == asked * 2
+
+
+def test_a_request_that_is_answered_first_was_not_cancelled() -> None:
+    [outcome] = ask(right, Request((7, 8), 2, cancel=Cancel(5.0)))
+    assert outcome.ok
+    assert not outcome.cancelled

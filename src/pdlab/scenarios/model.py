@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdlab.figures import TIMING_NOISE, Better, Figure
 from pdlab.health import Probe
@@ -22,7 +22,7 @@ class Wave:
     """Requests sent together; the next wave begins when all of them are answered.
 
     `probes`: the decode server is asked for its health meanwhile. `idle_s`: seconds in which
-    nothing else is sent.
+    nothing else is sent. `settle_s`: seconds the decode server has afterwards to let go of all.
     """
 
     name: str
@@ -30,16 +30,21 @@ class Wave:
     concurrency: int | None = None
     probes: bool = False
     idle_s: float = 0.0
+    settle_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class WaveResult:
-    """What a wave gave: outcomes in the order of its requests, and how long all of it took."""
+    """What a wave gave: outcomes in the order of its requests, and how long all of it took.
+
+    `slots`: metadata rows of the decode server by status once it had settled, where it says so.
+    """
 
     wave: Wave
     outcomes: tuple[Outcome, ...]
     probes: tuple[Probe, ...]
     seconds: float
+    slots: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,14 +77,20 @@ def correctness(observation: Observation, may_fail: bool = False) -> list[Figure
     """Every request answered, and each answer the tokens that an aggregated server gives.
 
     `may_fail`: SGLang is known to refuse some requests of this kind; they are counted only.
+    A request whose client gave up has nothing to say.
     """
     requests = [request for result in observation.waves for request in result.wave.requests]
+    asked = [
+        (request, outcome)
+        for request, outcome in zip(requests, observation.outcomes, strict=True)
+        if not outcome.cancelled
+    ]
     answers = [
         outcome.tokens == observation.reference[request.key]
-        for request, outcome in zip(requests, observation.outcomes, strict=True)
+        for request, outcome in asked
         if outcome.ok
     ]
-    failed = float(len(requests) - len(answers))
+    failed = float(len(asked) - len(answers))
     share = statistics.fmean(answers) if answers else None
     return [
         Figure("tokens equal aggregated", share, "%", Better.HIGHER, must=1.0),
