@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from workshop import PATH, lay, on_shop
+from workshop import MESSAGE, PATH, lay, on_shop
 
-from seam.errors import Misfit
+from seam.errors import Misfit, SeamError
 from seam.filelayer import FileResult, resolve_file
 from seam.resolve import Standing
+from seam.seamfile import parse
 from seam.source import BOM, Source, walk
 
 HUNKS = [
@@ -149,3 +151,38 @@ def test_any_bytes_are_a_source_or_a_misfit(content: bytes) -> None:
         if hasattr(node, "lineno"):
             span = source.span(node)
             assert 0 <= span.start <= span.end <= len(source.raw)
+
+
+LINES = [
+    "adds python/sglang/srt/a.py",
+    "releases: 0.5.9 ..",
+    "needs: other",
+    "+++ a.py | b.py",
+    "+++ a.py releases .. 0.5.9",
+    "@@ import",
+    "@@ C.f x2",
+    "@@ or f",
+    "@@? g",
+    "+ import os",
+    "+ @d",
+    "+ a($x)",
+    "+ if y:",
+    "- a($*x)",
+    "- if $x:",
+    "  for $x in y:",
+    "  a($x)",
+    "= a($_)",
+    "! a($*_)",
+    "",
+    "---",
+    "# remark",
+]
+
+
+@EXAMPLES
+@given(st.lists(st.sampled_from(LINES) | st.text(max_size=12), max_size=12))
+def test_any_lines_are_a_patch_or_an_error_with_its_line(lines: list[str]) -> None:
+    try:
+        parse("a", MESSAGE + "\n".join(lines))
+    except SeamError as error:
+        assert re.match(r"a\.seam:\d+: .", str(error))
