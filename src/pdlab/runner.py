@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,14 @@ from pdlab.figures import Figure, median, show
 from pdlab.health import Probe, probing
 from pdlab.pair import Launcher, Pair
 from pdlab.progress import Progress
-from pdlab.scenarios.model import Observation, Reference, Scenario, Wave, WaveResult
+from pdlab.scenarios.model import (
+    AcceptLengths,
+    Observation,
+    Reference,
+    Scenario,
+    Wave,
+    WaveResult,
+)
 from pdlab.settings import Model, Settings, read_model
 from pdlab.traffic import Outcome, Request, send_all
 from pdlab.trees import Tree
@@ -70,6 +77,7 @@ class Runner:
     fixtures: Path
     model: Model | None = None
     rounds: int = 1
+    undisturbed: AcceptLengths = field(default_factory=dict)
 
     def run(self, trees: Sequence[Tree], scenarios: Sequence[Scenario]) -> tuple[TreeRun, ...]:
         """Run the scenarios on each tree, one tree after the other.
@@ -104,25 +112,22 @@ class Runner:
         self, tree: Tree, settings: Settings, scenarios: Sequence[Scenario]
     ) -> Reference:
         model = self.model_of(settings)
-        unique = {
-            request.key: replace(request, stream=False, cancel=None)
-            for scenario in scenarios
-            if scenario.settings.reference() == settings
-            for wave in scenario.waves(model.vocab)
-            for request in wave.requests
-        }
-        if not unique:
-            return {}
-        requests = list(unique.values())
-        about = f"reference: {len(requests)} requests to an aggregated server"
+        mine = [each for each in scenarios if each.settings.reference() == settings]
+        reference: Reference = {}
+        waves = [wave for scenario in mine for wave in scenario.waves(model.vocab)]
+        if not any(wave.requests for wave in waves):
+            return reference
         with (
-            self.progress.step(about),
+            self.progress.step("reference: the same requests to an aggregated server"),
             self.launcher.aggregated(tree, settings, model) as server,
         ):
-            outcomes = asyncio.run(_watched(server, _answers(server, requests)))
-        return {
-            request.key: outcome.tokens for request, outcome in zip(requests, outcomes, strict=True)
-        }
+            while requests := _unanswered(waves, reference):
+                outcomes = asyncio.run(_watched(server, _answers(server, requests)))
+                for request, outcome in zip(requests, outcomes, strict=True):
+                    reference[request.key] = outcome.tokens
+                    self.undisturbed[request.key] = outcome.accept_length
+                waves = [wave for scenario in mine for wave in scenario.follow_ups(reference)]
+        return reference
 
     def _run_tree(
         self,
@@ -157,12 +162,23 @@ class Runner:
         for _ in range(self.rounds):
             waves = tuple(
                 asyncio.run(_watched(pair, _drive(pair, wave)))
-                for wave in scenario.waves(model.vocab)
+                for wave in (*scenario.waves(model.vocab), *scenario.follow_ups(reference))
             )
             rounds.append(waves)
-        figures = median([scenario.figures(Observation(waves, reference)) for waves in rounds])
+        seen = (Observation(waves, reference, self.undisturbed) for waves in rounds)
+        figures = median([scenario.figures(each) for each in seen])
         seconds = time.monotonic() - start
         return ScenarioRun(scenario, tuple(figures), tuple(rounds), seconds)
+
+
+def _unanswered(waves: Sequence[Wave], reference: Reference) -> list[Request]:
+    """The requests of `waves` that the reference does not hold yet, each once."""
+    wanted = {
+        request.key: replace(request, stream=False, cancel=None)
+        for wave in waves
+        for request in wave.requests
+    }
+    return [request for key, request in wanted.items() if key not in reference]
 
 
 async def _watched(pair: Pair, work: Coroutine[Any, Any, T]) -> T:

@@ -32,6 +32,8 @@ CPU_ENVIRONMENT = {
     "TRITON_INTERPRET": "1",
 }
 GPU_ENVIRONMENT = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
+# The fixture's draft with the argument that a draft of several layers is loaded with.
+MODEL_ENVIRONMENT = {"SGLANG_EXTERNAL_MODEL_PACKAGE": "pdlab.models"}
 TRANSPORT_ENVIRONMENT = {
     "MC_FORCE_TCP": "1",
     "MOONCAKE_PROTOCOL": "tcp",
@@ -191,7 +193,8 @@ def environment(
     tree in it would be served instead of the one that was asked for.
     """
     own = {**(CPU_ENVIRONMENT if device is Device.CPU else GPU_ENVIRONMENT)}
-    own |= {name: base.get(name, value) for name, value in TRANSPORT_ENVIRONMENT.items()}
+    preset = TRANSPORT_ENVIRONMENT | MODEL_ENVIRONMENT
+    own |= {name: base.get(name, value) for name, value in preset.items()}
     own |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "TMPDIR": str(temporary)}
     return {**base, **own}
 

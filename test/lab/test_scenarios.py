@@ -20,7 +20,9 @@ RIGHT = Outcome(tokens=(1, 2, 3, 4), accept_length=3.9, latency_s=1.0, status=20
 
 def observe(scenario: Scenario, *outcomes: Outcome) -> Observation:
     """All waves with the outcomes given in turn, and a reference of the first one's tokens."""
-    waves = scenario.waves(VOCAB)
+    waves = list(scenario.waves(VOCAB))
+    reference = {request.key: RIGHT.tokens for wave in waves for request in wave.requests}
+    waves += scenario.follow_ups(reference)
     results = tuple(
         WaveResult(
             wave,
@@ -32,7 +34,7 @@ def observe(scenario: Scenario, *outcomes: Outcome) -> Observation:
         )
         for wave in waves
     )
-    reference = {request.key: RIGHT.tokens for wave in waves for request in wave.requests}
+    reference |= {request.key: RIGHT.tokens for wave in waves for request in wave.requests}
     return Observation(results, reference)
 
 
@@ -67,7 +69,7 @@ def test_failed_requests_are_counted_apart_from_wrong_ones(name: str) -> None:
     rows = by_name(scenario.figures(observe(scenario, RIGHT, failed)))
     assert rows["tokens equal aggregated"].value == 1.0
     assert (rows["requests failed"].value or 0) > 0
-    assert rows["requests failed"].holds == (name == "pressure")
+    assert rows["requests failed"].holds == (name in ("pressure", "republish"))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -92,6 +94,29 @@ def test_pressure_without_retractions_says_nothing_of_them() -> None:
     rows = by_name(SCENARIOS["pressure"].figures(observe(SCENARIOS["pressure"], RIGHT)))
     assert rows["accept length, retracted"].value is None
     assert rows["retracted / others"].value is None
+
+
+def test_an_accept_length_is_compared_with_that_of_the_same_requests() -> None:
+    """What the other requests are like must not matter."""
+    lost = replace(RIGHT, accept_length=1.3, retractions=3)
+    seen = observe(SCENARIOS["pressure"], RIGHT, lost)
+    requests = seen["pressure"].wave.requests
+    calm = {request.key: 2.6 if number % 2 else 100.0 for number, request in enumerate(requests)}
+    rows = by_name(SCENARIOS["pressure"].figures(replace(seen, undisturbed=calm)))
+    assert rows["retracted / undisturbed"].value == pytest.approx(0.5)
+    assert by_name(SCENARIOS["pressure"].figures(seen))["retracted / undisturbed"].value is None
+
+
+def test_continued_prompts_begin_with_an_earlier_answer() -> None:
+    scenario = SCENARIOS["republish"]
+    first = scenario.waves(VOCAB)[0].requests
+    answers = {request.key: tuple(range(request.new_tokens)) for request in first}
+    (wave,) = scenario.follow_ups(answers)
+    latest = first[-1]
+    assert wave.requests[0].prompt == latest.prompt + answers[latest.key][:120]
+    assert wave.concurrency == 1
+    answers |= {request.key: (1,) for request in wave.requests}
+    assert scenario.follow_ups(answers) == [wave]
 
 
 def test_health_gives_the_spread_of_answered_probes() -> None:
@@ -119,7 +144,7 @@ def test_no_times_give_no_figures() -> None:
 
 def test_scenarios_with_equal_settings_share_a_pair() -> None:
     assert SCENARIOS["parity"].settings == SCENARIOS["health"].settings
-    assert len({scenario.settings for scenario in SCENARIOS.values()}) == 3
+    assert len({scenario.settings for scenario in SCENARIOS.values()}) == 5
 
 
 def test_all_references_come_from_one_server() -> None:

@@ -6,12 +6,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdlab.errors import LabError
-from pdlab.scenarios import aborts, burst, crowd, health, parity, prefix, pressure
+from pdlab.scenarios import (
+    aborts,
+    burst,
+    crowd,
+    health,
+    layers,
+    parity,
+    prefix,
+    pressure,
+    republish,
+)
 from pdlab.scenarios.model import Scenario
 
 SCENARIOS = {
     module.SCENARIO.name: module.SCENARIO
-    for module in (parity, burst, prefix, pressure, health, crowd, aborts)
+    for module in (
+        parity,
+        burst,
+        prefix,
+        pressure,
+        republish,
+        layers,
+        health,
+        crowd,
+        aborts,
+    )
 }
 
 

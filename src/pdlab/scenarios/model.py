@@ -15,6 +15,8 @@ from pdlab.traffic import Outcome, Request
 
 # What an aggregated server answers to each request, by `Request.key`.
 Reference = dict[tuple[tuple[int, ...], int], tuple[int, ...]]
+# How well it drafted for each of them.
+AcceptLengths = dict[tuple[tuple[int, ...], int], float | None]
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,14 @@ class WaveResult:
 
 @dataclass(frozen=True)
 class Observation:
-    """All waves of one run of a scenario, and the tokens they should have given."""
+    """All waves of one run of a scenario, and the tokens they should have given.
+
+    `undisturbed`: the accept length of each request on the server that gave the reference.
+    """
 
     waves: tuple[WaveResult, ...]
     reference: Reference
+    undisturbed: AcceptLengths = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> WaveResult:
         return next(result for result in self.waves if result.wave.name == name)
@@ -64,13 +70,17 @@ class Observation:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What `pdlab run NAME` does. `waves` makes the traffic for a vocabulary of that size."""
+    """What `pdlab run NAME` does. `waves` makes the traffic for a vocabulary of that size.
+
+    `follow_ups` makes waves to come after those, out of the tokens that are right for them.
+    """
 
     name: str
     about: str
     settings: Settings
     waves: Callable[[int], Sequence[Wave]]
     figures: Callable[[Observation], list[Figure]]
+    follow_ups: Callable[[Reference], Sequence[Wave]] = lambda _: ()
 
 
 def correctness(observation: Observation, may_fail: bool = False) -> list[Figure]:
@@ -102,6 +112,26 @@ def accept_length(name: str, outcomes: Iterable[Outcome], aim: bool = False) -> 
     """Mean over requests of the tokens accepted in one verification, the bonus token included."""
     lengths = [outcome.accept_length for outcome in outcomes if outcome.accept_length is not None]
     value = statistics.fmean(lengths) if lengths else None
+    return Figure(name, value, "", Better.HIGHER, aim)
+
+
+def beside_undisturbed(
+    name: str, seen: Observation, wave: str, which: Callable[[int], bool], aim: bool = False
+) -> Figure:
+    """Accept length of some of a wave's requests, by number, over that of the same undisturbed.
+
+    The requests are the same on both sides, so that nothing but the disturbance differs.
+    """
+    result = seen[wave]
+    pairs = [
+        (outcome.accept_length, seen.undisturbed.get(request.key))
+        for number, (request, outcome) in enumerate(
+            zip(result.wave.requests, result.outcomes, strict=True)
+        )
+        if which(number)
+    ]
+    known = [(here, there) for here, there in pairs if here is not None and there is not None]
+    value = sum(here for here, _ in known) / sum(there for _, there in known) if known else None
     return Figure(name, value, "", Better.HIGHER, aim)
 
 

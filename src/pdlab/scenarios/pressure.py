@@ -13,6 +13,7 @@ from pdlab.scenarios.model import (
     Scenario,
     Wave,
     accept_length,
+    beside_undisturbed,
     correctness,
     throughput,
 )
@@ -35,11 +36,12 @@ def figures(seen: Observation) -> list[Figure]:
         *correctness(seen, may_fail=True),
         accept_length("accept length, retracted", retracted, aim=True),
         accept_length("accept length, others", others),
-        Figure(
-            "retracted / others",
-            lost / kept if lost and kept else None,
-            "",
-            Better.HIGHER,
+        Figure("retracted / others", lost / kept if lost and kept else None, "", Better.HIGHER),
+        beside_undisturbed(
+            "retracted / undisturbed",
+            seen,
+            "pressure",
+            lambda number: seen["pressure"].outcomes[number].retractions > 0,
             aim=True,
         ),
         throughput("throughput", seen["pressure"], aim=True),
