@@ -81,6 +81,8 @@ class DraftLayout:
 
     def differences(self, prefill: DraftLayout) -> list[str]:
         """Field by field, what ``prefill`` has and this decode side has not."""
+        if "none" in (self.algorithm, prefill.algorithm) and self.algorithm != prefill.algorithm:
+            return [f"algorithm: prefill {prefill.algorithm}, decode {self.algorithm}"]
         return [
             f"{name}: prefill {_plain(theirs)}, decode {_plain(ours)}"
             for (name, ours), theirs in zip(
@@ -183,21 +185,25 @@ def add_route(server: Any) -> None:
 
 
 def checked(init: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``CommonKVReceiver.init``: a request to a prefill that drafts otherwise fails."""
+    """Wrap ``CommonKVReceiver.init``: a request to a prefill that drafts otherwise fails.
+
+    It is set up first and then aborted, which is how prefill learns that it need not wait.
+    """
 
     @functools.wraps(init)
-    def wrapper(receiver: Any, prefill_dp_rank: int) -> Any:
+    def wrapper(receiver: Any, prefill_dp_rank: int) -> None:
         manager = receiver.kv_mgr
         info = manager.prefill_info_table.get(receiver.bootstrap_addr)
+        init(receiver, prefill_dp_rank)
         reason = None if info is None else _refusal(info, receiver.bootstrap_addr)
         if reason is None:
-            return init(receiver, prefill_dp_rank)
+            return
         from sglang.srt.disaggregation.base import KVPoll
 
+        receiver.abort()
         manager.record_failure(receiver.bootstrap_room, reason)
         receiver.conclude_state = KVPoll.Failed
         manager.update_status(receiver.bootstrap_room, KVPoll.Failed)
-        return None
 
     return wrapper
 

@@ -138,8 +138,8 @@ class Layouts(Fresh):
 
     def test_a_draft_on_one_side_only(self):
         ours, theirs = self.layout(mha_pool()), DraftLayout()
-        self.assertIn("algorithm: prefill none, decode EAGLE", ours.differences(theirs))
-        self.assertIn("algorithm: prefill EAGLE, decode none", theirs.differences(ours))
+        self.assertEqual(["algorithm: prefill none, decode EAGLE"], ours.differences(theirs))
+        self.assertEqual(["algorithm: prefill EAGLE, decode none"], theirs.differences(ours))
 
     def test_another_layer_count(self):
         ours, theirs = self.layout(mha_pool()), self.layout(mha_pool(layers=2))
@@ -244,9 +244,14 @@ class Handshake(Fresh):
             bootstrap_addr=self.bootstrap.address,
             bootstrap_room=ROOM,
             conclude_state=None,
+            # SGLang's own abort tells prefill, then records a reason that names nothing.
+            abort=lambda: (
+                self.steps.append("abort"),
+                manager.record_failure(ROOM, "Aborted by AbortReq."),
+            ),
         )
-        self.reached = []
-        draft_transfer.checked(lambda receiver, rank: self.reached.append(rank))(self.receiver, 3)
+        self.steps = []
+        draft_transfer.checked(lambda receiver, rank: self.steps.append(rank))(self.receiver, 3)
         return manager
 
     def test_the_layout_is_there_before_the_rank_is(self):
@@ -256,13 +261,13 @@ class Handshake(Fresh):
     def test_ends_that_draft_alike_go_on(self):
         self.register(mha_pool())
         manager = self.handshake(mha_pool())
-        self.assertEqual([3], self.reached)
+        self.assertEqual([3], self.steps)
         self.assertEqual({}, manager.failures)
 
     def test_ends_that_do_not_draft_go_on(self):
         self.register()
         self.handshake()
-        self.assertEqual([3], self.reached)
+        self.assertEqual([3], self.steps)
 
     def test_a_mismatch_fails_the_request_and_names_both_sides(self):
         for prefill, decode, told in (
@@ -275,7 +280,7 @@ class Handshake(Fresh):
                 self.register(*prefill)
                 with self.assertLogs(draft_transfer.logger, logging.ERROR):
                     manager = self.handshake(*decode)
-                self.assertEqual([], self.reached)
+                self.assertEqual([3, "abort"], self.steps)
                 self.assertIn(told, manager.failures[ROOM])
                 self.assertIn(self.bootstrap.address, manager.failures[ROOM])
                 self.assertEqual(KVPoll.Failed, manager.statuses[ROOM])
@@ -292,14 +297,14 @@ class Handshake(Fresh):
     def test_a_prefill_that_says_nothing_is_taken_as_it_is(self):
         """One without this patch, or one whose registry is not Python's."""
         manager = self.handshake(mha_pool())
-        self.assertEqual([3], self.reached)
+        self.assertEqual([3], self.steps)
         self.assertEqual({}, manager.failures)
 
     def test_the_override_asks_nothing(self):
         self.register()
         with mock.patch.dict(os.environ, {draft_transfer.UNCHECKED: "1"}):
             self.handshake(mha_pool())
-        self.assertEqual([3], self.reached)
+        self.assertEqual([3], self.steps)
 
     def test_the_stage_that_drafts_speaks_for_its_pipeline(self):
         for stages in (([mha_pool()], []), ([], [mha_pool()])):
@@ -307,7 +312,7 @@ class Handshake(Fresh):
             for pools in stages:
                 self.register(*pools)
             self.handshake(mha_pool())
-            self.assertEqual([3], self.reached)
+            self.assertEqual([3], self.steps)
 
     def test_a_prefill_that_is_gone_is_upstreams_business(self):
         draft_transfer.all_pools(scheduler(), None)
