@@ -169,6 +169,13 @@ class Runtime(unittest.TestCase):
             self.assertTrue((outside >= pool._trash_base).all())
 
 
+class Start(unittest.TestCase):
+    def test_a_scheduler_asks_at_start_whether_cached_kv_can_serve_its_draft(self):
+        from sglang.srt.managers.scheduler import Scheduler
+
+        self.assertIn("draft_reuse", Scheduler.init_disaggregation.__code__.co_names)
+
+
 @SHARDED_DRAFTS
 class Gate(unittest.TestCase):
     """`--enable-kv-cache-sharding` with a draft: prefix hits only when they are asked for."""
