@@ -71,7 +71,9 @@ def resolve_hunk(hunk: Hunk, current: Source, pristine: Source) -> HunkResult:
             fits.append((alternative, _resolve_alternative(hunk, alternative, current, pristine)))
         except Misfit as misfit:
             misfits.append(misfit)
-    if len(fits) == 1:
+    # Alternatives with one replacement are all present once one of them was applied.
+    nothing_to_do = len({result.standing for _, result in fits}) == 1 and not fits[0][1].edits
+    if len(fits) == 1 or nothing_to_do:
         return fits[0][1]
     if fits:
         lines = ", ".join(str(alternative.line) for alternative, _ in fits)

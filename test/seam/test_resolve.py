@@ -244,6 +244,13 @@ def test_two_alternatives_that_fit_are_ambiguous() -> None:
     assert told.lines[0].startswith("2 alternatives fit (lines 12, 15 of the seam)")
 
 
+def test_alternatives_with_one_replacement_are_present_together() -> None:
+    hunks = "@@ f\n- a($x)\n+ b($x)\n@@ or f\n- old.a($x)\n+ b($x)\n"
+    for code in ("def f():\n    a(1)\n", "def f():\n    old.a(1)\n"):
+        (again,) = lay(laid(code, hunks), hunks).hunks
+        assert again.standing is Standing.PRESENT
+
+
 def test_no_alternative_that_fits_tells_why_of_each() -> None:
     told = misfit("@@ f\n- a($x)\n+ b($x)\n@@ or g\n- a($x)\n+ b($x)\n", "def h(): ...\n")
     assert told.lines[0] == "none of 2 alternatives fits"
