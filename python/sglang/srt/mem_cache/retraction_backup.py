@@ -186,6 +186,18 @@ def load_cpu_copy(req: Req, allocator: Any, copy: Any, indices: torch.Tensor, **
         allocator.draft_side.load_rows(copy.draft, indices, **where)
 
 
+def discard_superseded(req: Req, tree_cache: Any) -> None:
+    """Drop a host-pool backup that the request still waits for, before its KV is given up.
+
+    What a transfer received into host memory is such a backup until the request is scheduled. Kept
+    past a release it would be restored over KV that was computed anew, under other weights.
+    """
+    from sglang.srt.mem_cache.common import discard_kv_cache_backup
+
+    if req.kv.retraction_backup is not None:
+        discard_kv_cache_backup(req, tree_cache, "host_pool")
+
+
 def keeps_draft_state(release_req: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``ScheduleBatch.release_req``: a request to be resumed keeps its draft state."""
 
