@@ -184,6 +184,14 @@ def add_route(server: Any) -> None:
     server.app.router.add_get(ROUTE, give)
 
 
+def compare(info: Any, address: str) -> None:
+    """Note at ``info``, what is known of the prefill at ``address``, why it cannot serve here.
+
+    Runs where that was just asked of the same server, before anybody finds ``info``.
+    """
+    info.draft_refusal = _refusal(address)
+
+
 def checked(init: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``CommonKVReceiver.init``: a request to a prefill that drafts otherwise fails.
 
@@ -195,7 +203,7 @@ def checked(init: Callable[..., Any]) -> Callable[..., Any]:
         manager = receiver.kv_mgr
         info = manager.prefill_info_table.get(receiver.bootstrap_addr)
         init(receiver, prefill_dp_rank)
-        reason = None if info is None else _refusal(info, receiver.bootstrap_addr)
+        reason: str | None = getattr(info, "draft_refusal", None)
         if reason is None:
             return
         from sglang.srt.disaggregation.base import KVPoll
@@ -214,30 +222,26 @@ def checked_at_birth(fetch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fetch)
     def wrapper(receiver: Any) -> Any:
         sizes = fetch(receiver)
-        if sizes[0] is None or _refusal(None, receiver.bootstrap_addr) is None:
+        if sizes[0] is None or _refusal(receiver.bootstrap_addr) is None:
             return sizes
         return (None,) * len(sizes)
 
     return wrapper
 
 
-def _refusal(info: Any, address: str) -> str | None:
-    """Why the prefill at ``address`` cannot serve this server; kept with what is known of it."""
-    if hasattr(info, "draft_refusal"):
-        kept: str | None = info.draft_refusal
-        return kept
-    reason = None
-    if os.environ.get(UNCHECKED, "").lower() not in ("1", "true", "yes"):
-        differences = _differences(address)
-        if differences:
-            reason = (
-                f"prefill {address} and this decode server draft differently "
-                f"({'; '.join(differences)}). Start both with the same draft model and "
-                f"--speculative-* flags."
-            )
-            logger.error("%s", reason[0].upper() + reason[1:])
-    if info is not None:
-        info.draft_refusal = reason
+def _refusal(address: str) -> str | None:
+    """Why the prefill at ``address`` cannot serve this server; None where it can, or may."""
+    if os.environ.get(UNCHECKED, "").lower() in ("1", "true", "yes"):
+        return None
+    differences = _differences(address)
+    if not differences:
+        return None
+    reason = (
+        f"prefill {address} and this decode server draft differently "
+        f"({'; '.join(differences)}). Start both with the same draft model and "
+        f"--speculative-* flags."
+    )
+    logger.error("%s", reason[0].upper() + reason[1:])
     return reason
 
 

@@ -251,6 +251,8 @@ class Handshake(Fresh):
             ),
         )
         self.steps = []
+        info = manager.prefill_info_table[self.bootstrap.address]
+        draft_transfer.compare(info, self.bootstrap.address)
         draft_transfer.checked(lambda receiver, rank: self.steps.append(rank))(self.receiver, 3)
         return manager
 
@@ -286,7 +288,8 @@ class Handshake(Fresh):
                 self.assertEqual(KVPoll.Failed, manager.statuses[ROOM])
                 self.assertEqual(KVPoll.Failed, self.receiver.conclude_state)
 
-    def test_a_prefill_is_asked_once(self):
+    def test_a_request_asks_nobody(self):
+        """The decode loop sets requests up; it must not wait for a prefill there."""
         self.register(mha_pool())
         manager = self.handshake(mha_pool())
         with mock.patch.object(draft_transfer.requests, "get", side_effect=AssertionError):
@@ -326,6 +329,8 @@ class Handshake(Fresh):
     def test_receivers_and_registrations_go_through_the_check(self):
         if "init" in vars(conn.CommonKVReceiver):
             self.assertTrue(hasattr(conn.CommonKVReceiver.init, "__wrapped__"))
+            ask = conn.CommonKVManager.try_ensure_parallel_info
+            self.assertIn("compare", ask.__code__.co_names)
         else:
             fetch = conn.CommonKVReceiver._get_prefill_parallel_info_from_server
             self.assertTrue(hasattr(fetch, "__wrapped__"))
