@@ -9,7 +9,7 @@ PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tree demo serve test test-seam test-lab test-pair test-release test-revert \
-        check lint clean
+        soak check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -47,6 +47,10 @@ test-release: setup  ## the registered unit tests on release R, with its own pin
 
 test-revert: setup  ## take each patch out in turn: its tests must fail
 	@$(PY) tools/registered.py revert $(R)
+
+soak: tree  ## half an hour: a million steps of the slot pool, ten minutes of mixed traffic
+	@METADATA_SLOTS_STEPS=1000000 $(PY) tools/registered.py run $(RELEASE) metadata-slots
+	@$(PDLAB) run soak --tree build/$(RELEASE)
 
 lint: setup  ## format, lint, types
 	@$(PY) -m ruff format --check . && $(PY) -m ruff check . && $(PY) -m mypy

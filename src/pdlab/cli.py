@@ -82,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--rounds", type=_count, default=1, help="medians of this many (default 1)"
         )
+        sub.add_argument("--seconds", type=_seconds, metavar="N",
+                         help="send the waves again until so many have passed")  # fmt: skip
         sub.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     return parser
 
@@ -244,7 +246,11 @@ def _session(given: argparse.Namespace) -> Iterator[_Session]:
 
 def _chosen(given: argparse.Namespace) -> list[Scenario]:
     return [
-        replace(scenario, settings=_adjusted(scenario.settings, given))
+        replace(
+            scenario,
+            settings=_adjusted(scenario.settings, given),
+            lasts_s=given.seconds or scenario.lasts_s,
+        )
         for scenario in scenarios.choose(given.scenario)
     ]
 

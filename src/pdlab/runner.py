@@ -160,15 +160,23 @@ class Runner:
         start = time.monotonic()
         rounds = []
         for _ in range(self.rounds):
-            waves = tuple(
-                asyncio.run(_watched(pair, _drive(pair, wave)))
-                for wave in (*scenario.waves(model.vocab), *scenario.follow_ups(reference))
-            )
-            rounds.append(waves)
+            rounds.append(_turns(pair, scenario, model, reference))
         seen = (Observation(waves, reference, self.undisturbed) for waves in rounds)
         figures = median([scenario.figures(each) for each in seen])
         seconds = time.monotonic() - start
         return ScenarioRun(scenario, tuple(figures), tuple(rounds), seconds)
+
+
+def _turns(
+    pair: Pair, scenario: Scenario, model: Model, reference: Reference
+) -> tuple[WaveResult, ...]:
+    """The results of a scenario's waves, sent once, or as often as begins in its time."""
+    start = time.monotonic()
+    waves = (*scenario.waves(model.vocab), *scenario.follow_ups(reference))
+    results: list[WaveResult] = []
+    while not results or time.monotonic() - start < scenario.lasts_s:
+        results += (asyncio.run(_watched(pair, _drive(pair, wave))) for wave in waves)
+    return tuple(results)
 
 
 def _unanswered(waves: Sequence[Wave], reference: Reference) -> list[Request]:

@@ -144,7 +144,7 @@ def test_no_times_give_no_figures() -> None:
 
 def test_scenarios_with_equal_settings_share_a_pair() -> None:
     assert SCENARIOS["parity"].settings == SCENARIOS["health"].settings
-    assert len({scenario.settings for scenario in SCENARIOS.values()}) == 5
+    assert len({scenario.settings for scenario in SCENARIOS.values()}) == 6
 
 
 def test_all_references_come_from_one_server() -> None:

@@ -16,6 +16,7 @@ from pdlab.scenarios import (
     prefix,
     pressure,
     republish,
+    soak,
 )
 from pdlab.scenarios.model import Scenario
 
@@ -31,6 +32,7 @@ SCENARIOS = {
         health,
         crowd,
         aborts,
+        soak,
     )
 }
 

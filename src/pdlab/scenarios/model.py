@@ -72,7 +72,8 @@ class Observation:
 class Scenario:
     """What `pdlab run NAME` does. `waves` makes the traffic for a vocabulary of that size.
 
-    `follow_ups` makes waves to come after those, out of the tokens that are right for them.
+    `follow_ups` makes waves to come after those, out of the tokens that are right for them. All of
+    them are sent again as long as `lasts_s` seconds have not passed.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Scenario:
     waves: Callable[[int], Sequence[Wave]]
     figures: Callable[[Observation], list[Figure]]
     follow_ups: Callable[[Reference], Sequence[Wave]] = lambda _: ()
+    lasts_s: float = 0.0
 
 
 def correctness(observation: Observation, may_fail: bool = False) -> list[Figure]:
