@@ -20,8 +20,9 @@ setup:  ## .venv with everything pinned, and the system libraries (once)
 tree: setup  ## build/$(R): the release R with the series laid over it
 	@$(SEAM) tree build/$(R) --release $(R) --replace
 
-demo: tree  ## stock and patched servers side by side, one table
-	@$(PDLAB) compare parity prefix pressure health --tree build/$(RELEASE)
+demo: tree  ## stock and patched servers side by side: one table, and build/report/index.html
+	@$(PDLAB) compare parity prefix pressure health --tree build/$(RELEASE) \
+	    --html build/report --json build/report/result.json
 
 serve: tree  ## the patched pair, until Ctrl-C, with a curl to paste
 	@$(PDLAB) up --tree build/$(RELEASE)

@@ -32,6 +32,8 @@ LIBRARIES = {
     "libnuma1": "numa",
     "libcurl4": "curl",
 }
+# The report page's test looks at it in a browser; the first is the one that set-up installs.
+BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 
 
 class SetupError(Exception):
@@ -64,16 +66,39 @@ def install_libraries() -> str:
     missing = [package for package, name in LIBRARIES.items() if not ctypes.util.find_library(name)]
     if not missing:
         return "all there"
-    command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing]
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+    if not _may_install():
         raise SetupError(
             f"missing system packages: {' '.join(missing)}. "
-            f"Install them and run again: sudo {' '.join(command[:3])} {' '.join(missing)}"
+            f"Install them and run again: sudo apt-get install -y {' '.join(missing)}"
         )
+    _apt_install(missing)
+    return " ".join(missing)
+
+
+def install_browser() -> str:
+    """Install a browser for one test, which is skipped without; never a reason to stop."""
+    if any(map(shutil.which, BROWSERS)):
+        return "there"
+    wanted = BROWSERS[0]
+    said = f"none: the report page's test is skipped. Debian: sudo apt-get install -y {wanted}"
+    if not _may_install():
+        return said
+    try:
+        _apt_install([wanted])
+    except SetupError:
+        return said
+    return wanted
+
+
+def _may_install() -> bool:
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def _apt_install(packages: list[str]) -> None:
+    command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *packages]
     if subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
         _run(["apt-get", "update", "-q"])  # a fresh machine has no package lists yet
         _run(command)
-    return " ".join(missing)
 
 
 def create_venv() -> str:
@@ -116,6 +141,7 @@ def main() -> int:
     lab, torch = str(REQUIREMENTS / "lab.txt"), str(REQUIREMENTS / "torch.txt")
     steps = [
         ("system libraries", install_libraries),
+        ("a browser to test the report page with", install_browser),
         ("virtual environment", create_venv),
         ("SGLang, router, transfer engine, tests", lambda: pip_install("--no-deps", "-r", lab)),
         ("torch and its CUDA libraries (5.5 GB)", lambda: pip_install("-r", torch)),

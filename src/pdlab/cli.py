@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pdlab import ports, preflight, report, scenarios, trees
+from pdlab import page, ports, preflight, report, scenarios, trees
 from pdlab.errors import Interrupted, LabError
 from pdlab.pair import Launcher
 from pdlab.progress import Progress
@@ -85,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--seconds", type=_seconds, metavar="N",
                          help="send the waves again until so many have passed")  # fmt: skip
         sub.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    compare.add_argument("--html", type=Path, metavar="DIR",
+                         help=f"write a page that shows it all, DIR/{page.NAME}")  # fmt: skip
     return parser
 
 
@@ -202,9 +204,13 @@ class _Session:
         compared: Sequence[report.Row],
     ) -> int:
         """Write what was asked for; the exit status says whether the last tree was right."""
+        html = getattr(given, "html", None)
+        content = report.as_json(sys.argv, runs, compared) if given.json or html else None
         if given.json:
-            report.write(given.json, report.as_json(sys.argv, runs, compared))
+            report.write(given.json, content)
             self.say(f"written: {given.json}")
+        if html:
+            self.say(f"the page to look at: {page.write(html, content)}")
         for line in runs[-1].broken:
             print(f"pdlab: {runs[-1].tree.label}: {line}", file=sys.stderr)
         return int(bool(runs[-1].broken))
@@ -217,6 +223,9 @@ def _session(given: argparse.Namespace) -> Iterator[_Session]:
         raise LabError("--draft goes with --model")
     if getattr(given, "json", None):
         report.require_writable(given.json)
+    if getattr(given, "html", None):
+        page.require_packages()
+        report.require_writable(given.html / page.NAME)
     device = Device(given.device)
     if device is Device.CUDA and not given.model:
         raise LabError("--device cuda needs --model PATH: the fixtures are for the CPU")
@@ -230,7 +239,12 @@ def _session(given: argparse.Namespace) -> Iterator[_Session]:
     try:
         with Launcher(device, given.timeout, logs, given.cold) as launcher:
             runner = Runner(
-                launcher, Progress(), given.build / "fixtures", model, getattr(given, "rounds", 1)
+                launcher,
+                Progress(),
+                given.build / "fixtures",
+                model,
+                getattr(given, "rounds", 1),
+                occupancy=bool(getattr(given, "html", None)),
             )
             yield _Session(given, runner)
         keep = given.keep_logs

@@ -212,4 +212,5 @@ def _wave(result: WaveResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "requests": requests,
         "probes": [asdict(probe) for probe in result.probes],
+        "samples": [asdict(sample) | {"held": sample.held} for sample in result.samples],
     }

@@ -15,6 +15,7 @@ import aiohttp
 from pdlab.errors import LabError
 from pdlab.figures import Figure, median, show
 from pdlab.health import Probe, probing
+from pdlab.occupancy import Sample, sampling
 from pdlab.pair import Launcher, Pair
 from pdlab.progress import Progress
 from pdlab.scenarios.model import (
@@ -70,13 +71,14 @@ class TreeRun:
 
 @dataclass
 class Runner:
-    """Everything that runs of one command share."""
+    """Everything that runs of one command share. `occupancy`: look at what decode holds."""
 
     launcher: Launcher
     progress: Progress
     fixtures: Path
     model: Model | None = None
     rounds: int = 1
+    occupancy: bool = False
     undisturbed: AcceptLengths = field(default_factory=dict)
 
     def run(self, trees: Sequence[Tree], scenarios: Sequence[Scenario]) -> tuple[TreeRun, ...]:
@@ -160,7 +162,7 @@ class Runner:
         start = time.monotonic()
         rounds = []
         for _ in range(self.rounds):
-            rounds.append(_turns(pair, scenario, model, reference))
+            rounds.append(_turns(pair, scenario, model, reference, self.occupancy))
         seen = (Observation(waves, reference, self.undisturbed) for waves in rounds)
         figures = median([scenario.figures(each) for each in seen])
         seconds = time.monotonic() - start
@@ -168,14 +170,14 @@ class Runner:
 
 
 def _turns(
-    pair: Pair, scenario: Scenario, model: Model, reference: Reference
+    pair: Pair, scenario: Scenario, model: Model, reference: Reference, occupancy: bool
 ) -> tuple[WaveResult, ...]:
     """The results of a scenario's waves, sent once, or as often as begins in its time."""
     start = time.monotonic()
     waves = (*scenario.waves(model.vocab), *scenario.follow_ups(reference))
     results: list[WaveResult] = []
     while not results or time.monotonic() - start < scenario.lasts_s:
-        results += (asyncio.run(_watched(pair, _drive(pair, wave))) for wave in waves)
+        results += (asyncio.run(_watched(pair, _drive(pair, wave, occupancy))) for wave in waves)
     return tuple(results)
 
 
@@ -225,18 +227,23 @@ async def _settled(url: str, limit_s: float) -> dict[str, int]:
             await asyncio.sleep(LOOK_S)
 
 
-async def _drive(pair: Pair, wave: Wave) -> WaveResult:
+async def _drive(pair: Pair, wave: Wave, occupancy: bool) -> WaveResult:
     probes: list[Probe] = []
+    samples: list[Sample] = []
     start = time.monotonic()
     if wave.probes:
         async with probing(pair.decode.url) as probes:
+            outcomes = await _send(pair, wave)
+            seconds = time.monotonic() - start
+    elif occupancy:  # never beside probes, whose answers it would delay
+        async with sampling(pair.decode.url) as samples:
             outcomes = await _send(pair, wave)
             seconds = time.monotonic() - start
     else:
         outcomes = await _send(pair, wave)
         seconds = time.monotonic() - start
     slots = await _settled(pair.decode.url, wave.settle_s) if wave.settle_s else {}
-    return WaveResult(wave, tuple(outcomes), tuple(probes), seconds, slots)
+    return WaveResult(wave, tuple(outcomes), tuple(probes), seconds, slots, tuple(samples))
 
 
 async def _send(pair: Pair, wave: Wave) -> list[Outcome]:

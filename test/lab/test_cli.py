@@ -107,7 +107,8 @@ def test_compare_shows_both_with_a_verdict(lab: Lab, tmp_path: Path, fake_tree: 
     )
     file = tmp_path / "result.json"
     environment = {**os.environ, "PYTHONPATH": lab.path}
-    words = ["compare", "parity", "health", "--json", str(file), *lab.options]
+    words = ["compare", "parity", "health", "--json", str(file), "--html", str(tmp_path / "page")]
+    words += lab.options
     done = subprocess.run(
         [sys.executable, "-c", script, *words], env=environment, capture_output=True, text=True
     )
@@ -119,6 +120,9 @@ def test_compare_shows_both_with_a_verdict(lab: Lab, tmp_path: Path, fake_tree: 
     assert {row["scenario"] for row in result["comparison"]} == {"parity", "health"}
     waves = result["runs"][0]["scenarios"][1]["rounds"][0]
     assert [bool(wave["probes"]) for wave in waves] == [True, True]
+    html = (tmp_path / "page" / "index.html").read_text()
+    assert "stock beside patched" in html
+    assert f"the page to look at: {tmp_path / 'page' / 'index.html'}" in done.stderr
 
 
 def test_up_serves_what_it_says_to_paste(
@@ -200,6 +204,7 @@ def test_a_server_that_dies_under_traffic(lab: Lab) -> None:
         (["up", "--scenario", "nonsense"], "no scenario nonsense"),
         (["up", "--port", "70000"], "70000 is not a port"),
         (["run", "parity", "--json", "/tmp"], "cannot write /tmp: it is a directory"),
+        (["compare", "parity", "--html", "/proc/no"], "cannot write /proc/no/index.html"),
     ],
 )
 def test_bad_input_gets_one_message(lab: Lab, words: list[str], message: str) -> None:

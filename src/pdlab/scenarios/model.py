@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pdlab.figures import TIMING_NOISE, Better, Figure
 from pdlab.health import Probe
+from pdlab.occupancy import Sample
 from pdlab.settings import Settings
 from pdlab.traffic import Outcome, Request
 
@@ -40,6 +41,7 @@ class WaveResult:
     """What a wave gave: outcomes in the order of its requests, and how long all of it took.
 
     `slots`: metadata rows of the decode server by status once it had settled, where it says so.
+    `samples`: what that server held meanwhile.
     """
 
     wave: Wave
@@ -47,6 +49,7 @@ class WaveResult:
     probes: tuple[Probe, ...]
     seconds: float
     slots: dict[str, int] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True)
