@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from seam import diff, matrix, tree
+from seam import diff, matrix, tree, upkeep
 from seam.checkout import Checkout
 from seam.errors import SeamError
 from seam.installed import Installed, Standing
@@ -109,7 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument(
         "dir", nargs="?", metavar="DIR", type=Path, help="what this interpreter imports by default"
     )
+    upkeep.register(verb, _again)
     return parser
+
+
+def _again(argv: Sequence[str]) -> int:
+    given = _parse(argv)
+    return int(given.verb(given))
 
 
 def _series(_: argparse.Namespace) -> int:

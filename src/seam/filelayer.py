@@ -106,14 +106,14 @@ def _excerpt(result: FileResult, scope: str) -> tuple[Source, int]:
     node = before.scope(scope)
     start = before.line_start(before.statement_start(node))
     end = before.next_line(before.span(node).end)
-    new_start, new_end = _moved(result, start, at_once=False), _moved(result, end, at_once=True)
+    new_start, new_end = moved(result, start, at_once=False), moved(result, end, at_once=True)
     outer = scope.split(".")[:-1]
     head = "".join(f"{' ' * depth}class {name}:\n" for depth, name in enumerate(outer)).encode()
     text = after.raw[new_start:new_end]
     return Source(head + text, after.path), len(head) - new_start
 
 
-def _moved(result: FileResult, offset: int, at_once: bool) -> int:
+def moved(result: FileResult, offset: int, at_once: bool) -> int:
     """Where an offset of the old file is in the new one; insertions there count if `at_once`."""
     edits = [edit for edit in result.edits if edit.span.end < offset or (
         edit.span.end == offset and (at_once or edit.span.start < offset))]  # fmt: skip

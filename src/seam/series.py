@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timezone
 from pathlib import Path
@@ -144,6 +145,29 @@ class Series:
             return (self.root / path).read_bytes()
         except OSError as error:
             raise SeamError(f"{path}: no such file under {self.root}") from error
+
+
+def store(root: Path, files: Mapping[str, bytes]) -> None:
+    """Write files of the repository, all or none; `SeamError` when one cannot be written."""
+    if root == PACKAGED:
+        raise SeamError(f"{root} is an installed series; run this in a clone of its repository")
+    fresh: list[tuple[Path, Path]] = []
+    try:
+        for path, content in files.items():
+            target = root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            beside = target.with_name(f".{target.name}.new")
+            fresh.append((beside, target))
+            beside.write_bytes(content)
+            if target.exists():
+                shutil.copymode(target, beside)
+        for beside, target in fresh:
+            beside.replace(target)
+    except OSError as error:
+        raise SeamError(f"cannot write {error.filename}: {error.strerror}") from error
+    finally:
+        for beside, _ in fresh:
+            beside.unlink(missing_ok=True)
 
 
 def find_root(start: Path | None = None) -> Path:

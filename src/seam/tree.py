@@ -6,10 +6,12 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from seam import stamp
 from seam.errors import SeamError
 from seam.gitrepo import Commit, Repository
 from seam.layer import Layer, Outcome, Pristine
@@ -147,6 +149,34 @@ def _write(plan: Plan, folder: Path) -> None:
     (info / "exclude").write_text("".join(f"*{end}\n" for end in UNTRACKED) + "__pycache__/\n")
     for path, content in plan.layer.changed.items():
         _write_file(folder / path, content)
+    repository.git("read-tree", "HEAD")
+    repository.git("update-index", "-q", "--refresh")
+
+
+def relay(plan: Plan, folder: Path, base: str, built: Callable[[str], bytes | None]) -> None:
+    """Make the commits of a built tree those of the plan, on the pristine commit `base`.
+
+    `built` gives a file as the tree was built. What differs from it on disk is an edit and stays
+    one; stamps are generated and never do. Files come first and refs last, so that a run that was
+    stopped can be repeated.
+    """
+    repository, fresh = Repository(folder), f"{BRANCH}-next"
+    repository.ask("update-ref", "-d", f"refs/heads/{fresh}")
+    head = repository.write(fresh, plan.commits, base)
+    before = repository.git("diff", "--name-only", "--no-renames", "-z", base, "HEAD").decode()
+    for path in {*filter(None, before.split("\0")), *plan.layer.changed}:
+        file, wanted = folder / path, plan.layer.read(path)
+        there = file.read_bytes() if file.is_file() else None
+        if there == wanted or not (path.startswith(stamp.FOLDER) or there == built(path)):
+            continue
+        if wanted is None:
+            file.unlink()
+        else:
+            _write_file(file, wanted)
+    for key, value in ((KEY, plan.key), (HEAD, head)):
+        repository.git("config", key, value)
+    repository.git("update-ref", f"refs/heads/{BRANCH}", head)
+    repository.git("update-ref", "-d", f"refs/heads/{fresh}")
     repository.git("read-tree", "HEAD")
     repository.git("update-index", "-q", "--refresh")
 

@@ -176,11 +176,11 @@ class Workshop:
         for name, text in seams.items():
             self.write(f"series/{name}.seam", text)
 
-    def wheel(self, release: str) -> str:
+    def wheel(self, release: str, other: Mapping[str, str] | None = None) -> str:
         """Build a wheel of a tiny sglang into the cache; returns its entry in releases.toml."""
         name = f"sglang-{release}-py3-none-any.whl"
         version = f'__version__ = version = "{release}"\n'
-        files = {**FILES, "sglang/_version.py": version}
+        files = {**FILES, "sglang/_version.py": version, **(other or {})}
         if release == "0.5.22":
             files["sglang/srt/old.py"] = "def gone(item):\n    return item\n"
         with zipfile.ZipFile(self.cache / name, "w") as archive:
