@@ -16,6 +16,7 @@ from seam.source import Source, Span, Splice
 class FileResult:
     """A file after one patch."""
 
+    patch: FilePatch
     before: Source
     after: Source
     hunks: tuple[HunkResult, ...]
@@ -44,10 +45,10 @@ def resolve_file(file: FilePatch, current: Source, pristine: Source) -> FileResu
             results.append(resolve_hunk(hunk, current, pristine))
     edits = tuple(edit for result in results for edit in result.edits)
     if not edits:
-        return FileResult(current, current, tuple(results), (), ())
+        return FileResult(file, current, current, tuple(results), (), ())
     content, spans = current.splice(Splice(edit.span, edit.text) for edit in edits)
     after = Source(content, current.path)
-    result = FileResult(current, after, tuple(results), edits, tuple(spans))
+    result = FileResult(file, current, after, tuple(results), edits, tuple(spans))
     _verify(result)
     return result
 

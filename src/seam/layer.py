@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -16,14 +15,13 @@ from packaging.version import Version
 
 from seam.errors import Kind, Misfit, SeamError
 from seam.filelayer import FileResult, check_forbidden, resolve_file
-from seam.pattern import bound_names, used_names
+from seam.names import check_names
 from seam.resolve import Standing
 from seam.seamfile import FilePatch, Op, Patch
 from seam.source import Source
 from seam.stamp import Stamp, telling
 
 SRT = "python/sglang/srt/"
-BUILTINS = frozenset(dir(builtins)) | {"__file__", "__name__"}
 
 
 class Outcome(str, Enum):
@@ -237,28 +235,11 @@ class Layer:
 
     def _check_names(self, patch: Patch, files: Iterable[FileResult]) -> None:
         """Every name that `+` lines use must be bound in the file for the patch alone."""
+        lent = [file for result in self._closure(patch) for file in result.files]
         for file in files:
             path = file.after.path
-            seams = {edit.seam for edit in file.edits}
-            for result in self._closure(patch):
-                seams |= {
-                    edit.seam
-                    for other in result.files
-                    for edit in other.edits
-                    if other.after.path == path
-                }
-            bound = {name for seam in seams for name in bound_names(seam.put)}
-            pristine = self._source(path)[1]
-            for edit in file.edits:
-                used = sorted(used_names(edit.seam.put) - bound - BUILTINS)
-                loose = [name for name in used if not pristine.mentions(name)]
-                if loose:
-                    raise Misfit(
-                        Kind.UNBOUND,
-                        f"'+' lines use {loose[0]}, which nothing in {path} binds",
-                        "give it to the file under '@@ import'",
-                        line=edit.seam.line,
-                    )
+            borrowed = [e.seam for other in lent if other.after.path == path for e in other.edits]
+            check_names(file, self._source(path)[1], borrowed)
 
     def _check_overlap(self, patch: Patch, changes: dict[str, bytes]) -> None:
         """Raise when the patch takes away what an earlier one put there."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from seam import apart
 from seam.errors import Misfit
 from seam.layer import Layer, Outcome
 from seam.series import Release, Series
@@ -43,10 +44,14 @@ def resolve(series: Series, release: Release) -> Column:
     """Lay the whole series over a release in memory."""
     with Wheel(release) as wheel:
         layer = Layer(wheel, release.name, series.overlay)
-        return {
-            result.patch.name: Cell(result.outcome, result.notes, result.misfits)
-            for result in layer.lay(series.patches)
-        }
+        layer.lay(series.patches)
+    found = apart.leaning(layer.results)
+    return {
+        name: Cell(Outcome.ERROR, result.notes, (*result.misfits, *found[name]))
+        if name in found
+        else Cell(result.outcome, result.notes, result.misfits)
+        for name, result in layer.results.items()
+    }
 
 
 def resolve_all(

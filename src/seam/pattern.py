@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from seam.bindings import names_bound_by
 from seam.errors import Kind, Misfit
 from seam.source import Source
 
@@ -184,17 +185,7 @@ def used_names(put: Replacement) -> frozenset[str]:
 
 def bound_names(put: Replacement) -> frozenset[str]:
     """The names a replacement binds, imports and inner definitions among them."""
-    names: set[str] = set()
-    for node in (node for statement in put.body for node in ast.walk(statement)):
-        if isinstance(node, ast.alias):
-            names.add(node.asname or node.name.partition(".")[0])
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            names.add(node.name)
-    return frozenset(names)
+    return names_bound_by(node for statement in put.body for node in ast.walk(statement))
 
 
 # matching ------------------------------------------------------------------------------------

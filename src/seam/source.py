@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
+from seam.bindings import bound_at_import
 from seam.errors import Kind, Misfit
 
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -191,6 +192,22 @@ class Source:
             found = self._nodes[id(root)] = {}
             for node in walk(root):
                 found.setdefault(type(node), []).append(node)
+        return found
+
+    def every_node(self, root: ast.AST) -> Iterator[ast.AST]:
+        """All nodes below `root`, by kind."""
+        return itertools.chain.from_iterable(self._index(root).values())
+
+    @functools.cached_property
+    def bindings(self) -> dict[str, int]:
+        """What the module binds while it is imported, with the offset of the first binding.
+
+        What stands under `if TYPE_CHECKING:` is not bound; `*` stands for all that an import
+        brings.
+        """
+        found: dict[str, int] = {}
+        for name, line in bound_at_import(self.tree.body):
+            found.setdefault(name, self.starts[line - 1])
         return found
 
     def mentions(self, name: str) -> bool:

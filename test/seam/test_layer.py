@@ -145,6 +145,50 @@ def test_name_that_nothing_binds_is_an_error() -> None:
     assert told.lines[0] == "'+' lines use sales, which nothing in shop.py binds"
 
 
+@pytest.mark.parametrize(
+    ("code", "hunk", "reason"),
+    [
+        (
+            "def g():\n    import q\n\n\ndef f():\n    pass\n",
+            "f\n+ q()",
+            "nothing in shop.py binds",
+        ),
+        ("if TYPE_CHECKING:\n    import q\n\n\ndef f():\n    pass\n", "f\n+ q()", "when it runs"),
+        ("class C:\n    q = 1\n\n    def f(self):\n        pass\n", "C.f\n+ q()", "when it runs"),
+        ("def f():\n    pass\n\n\nimport q\n", "f\n+ @q", "run before q is bound (line 5)"),
+        (
+            "class C:\n    def f(self):\n        pass\n\n\nq = 1\n",
+            "C.f\n+ @q",
+            "run before q is bound",
+        ),
+        ("class C:\n    x = 1\n\n\nimport q\n", "C\n+ y = q.z", "run before q is bound"),
+    ],
+)
+def test_name_that_is_not_bound_where_the_lines_run_is_an_error(
+    code: str, hunk: str, reason: str
+) -> None:
+    told = misfit(one(f"+++ shop.py\n@@ {hunk}", files={"shop.py": code}))
+    assert told.kind is Kind.UNBOUND and reason in told.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "hunk"),
+    [
+        ("def f():\n    import q\n", "f\n  import q\n+ q()"),
+        ("def f(*q):\n    pass\n", "f\n+ q()"),
+        ("def g(q):\n    def f():\n        pass\n", "g.f\n+ q()"),
+        ("try:\n    import q\nexcept E:\n    q = None\n\n\ndef f():\n    pass\n", "f\n+ q()"),
+        ("def f():\n    pass\n\n\nimport q\n", "f\n+ q()"),
+        ("from q import *\n\n\ndef f():\n    pass\n", "f\n+ q()"),
+        ("class C:\n    def q(self): ...\n\n    def f(self):\n        pass\n", "C.f\n+ @q"),
+        ("with q() as r:\n    pass\n\n\ndef f():\n    pass\n", "f\n+ @r"),
+    ],
+)
+def test_name_that_is_bound_where_the_lines_run_is_allowed(code: str, hunk: str) -> None:
+    result = one(f"+++ shop.py\n@@ {hunk}", files={"shop.py": code})
+    assert result.outcome is Outcome.APPLIED, result.misfits
+
+
 def test_names_bound_by_the_lines_themselves_are_allowed() -> None:
     body = "+++ shop.py\n@@ f\n+ for each in os.path:\n+     kept = (each, lambda way: way)\n"
     assert one(body).outcome is Outcome.APPLIED
@@ -239,7 +283,7 @@ def test_stamp_says_what_the_patch_left() -> None:
 
 
 def test_stamp_keeps_lines_that_tell() -> None:
-    code = "def f():\n    if x:\n        return\n    a(1)\n"
+    code = "def f(x):\n    if x:\n        return\n    a(1)\n"
     body = "+++ shop.py\n@@ f\n+ if x is None:\n+     return\n  a($_)\n"
     result = one(body, files={"shop.py": code})
     assert result.stamp is not None
