@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from seam import stamp
@@ -45,10 +45,6 @@ class BuiltTree:
         """The release it was built from."""
         return self.stamps[0].release
 
-    def layer(self, series: Series, more: Iterable[str] = ()) -> Layer:
-        """A layer over the pristine commit; a file of ours that was edited here is taken so."""
-        return Layer(self.pristine, self.release, lambda path: self.ours(series, path))
-
     def ours(self, series: Series, path: str) -> bytes:
         """A file that a patch adds: as it stands here if it was edited or is new, else ours."""
         here = self.read(path)
@@ -72,6 +68,13 @@ class BuiltTree:
         for path in filter(None, told.split("\0")):
             if path.startswith(("python/sglang/", "test/registered/")) and not _is_stamp(path):
                 yield path
+
+    def order_imports(self, layer: Layer) -> None:
+        """Put imports where `layer` has them, in files that differ from it in nothing else."""
+        for path in self.edited():
+            here, laid = self.read(path), layer.read(path)
+            if here and laid and here != laid and _less_imports(here) == _less_imports(laid):
+                (self.folder / path).write_bytes(laid)
 
     def relay(self, layer: Layer) -> None:
         """Make the commits those of `layer`; files with edits that it does not have keep them."""
@@ -102,3 +105,10 @@ class _Base:
 
 def _is_stamp(path: str) -> bool:
     return path.startswith(stamp.FOLDER + "/") and not path.endswith("__init__.py")
+
+
+def _less_imports(content: bytes) -> tuple[list[bytes], list[bytes]]:
+    """The lines that are no top-level import, in order, and those that are, sorted."""
+    lines = content.splitlines(keepends=True)
+    imports = [line for line in lines if line.startswith((b"import ", b"from "))]
+    return [line for line in lines if line not in imports], sorted(imports)

@@ -17,6 +17,7 @@ from seam.pattern import (
     Bound,
     Replacement,
     compile_replacement,
+    has_comment,
     reads_alike,
     same,
 )
@@ -131,7 +132,7 @@ def _without_run(text: str, name: str) -> str:
 
 def _reads_like(text: str, put: Replacement, bindings: Bindings) -> bool:
     try:
-        filled = compile_replacement(text, put.is_head)
+        filled = compile_replacement(text, put.is_head, comments=has_comment(put.text))
     except Misfit:
         return False
     return same(list(put.body), list(filled.body), dict(bindings))

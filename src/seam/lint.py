@@ -9,6 +9,7 @@ from pathlib import Path
 
 from seam.seamfile import ADDABLE, Patch
 from seam.series import Series
+from seam.skeleton import unfilled
 
 SUBJECT = re.compile(r"[a-z0-9][a-z0-9_./-]*: \S.*[^.\s]")
 SUBJECT_LIMIT = 72
@@ -46,6 +47,7 @@ def _header(patch: Patch) -> Iterator[str]:
             yield f"{file}:{trailer.line}: {trailer.key} is one of {', '.join(choices)}"
         elif trailer.key == "Rejected" and " | " not in trailer.value:
             yield f"{file}:{trailer.line}: want 'Rejected: alternative | reason'"
+    yield from unfilled(patch)
     for key in REQUIRED:
         if not patch.trailer(key):
             yield f"{file}: no trailer {key}"

@@ -129,8 +129,11 @@ def compile_pattern(text: str) -> Pattern:
     return Pattern(text, node, is_head)
 
 
-def compile_replacement(text: str, is_head: bool = False) -> Replacement:
-    """Parse `+` lines; raise `Misfit` (bad-pattern) when they are not Python or say nothing."""
+def compile_replacement(text: str, is_head: bool = False, comments: bool = False) -> Replacement:
+    """Parse `+` lines; raise `Misfit` (bad-pattern) when they are not Python or say nothing.
+
+    With `comments` an expression may have some: it stands on lines of its own.
+    """
     text = text.strip("\n").rstrip()
     if text.startswith("@"):
         body = _parse(text, text + "\ndef decorated(): ...")
@@ -145,7 +148,7 @@ def compile_replacement(text: str, is_head: bool = False) -> Replacement:
             f"a replacement that is a bare hole reads like anything: {text!r}",
             "keep more of the expression on both sides",
         )
-    if replacement.is_expression and has_comment(text):
+    if replacement.is_expression and not comments and has_comment(text):
         raise Misfit(Kind.BAD_PATTERN, f"a comment cannot stand in an expression: {text!r}")
     return replacement
 

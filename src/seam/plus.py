@@ -61,7 +61,7 @@ def rewritten(seam: Seam, holes: dict[str, str], old: str, new: str) -> tuple[st
     ways, misfits = [], []
     for text in dict.fromkeys((*_transferred(seam, holes, old, news, unfilled), unfilled(news))):
         try:
-            compile_replacement(text, seam.put.is_head)
+            compile_replacement(text, seam.put.is_head, comments=seam.op is not Op.REPLACE)
             ways.append(text)
         except Misfit as misfit:
             misfits.append(misfit)

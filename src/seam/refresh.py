@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, product
 
 from seam.builttree import BuiltTree
@@ -58,7 +59,7 @@ class Refused(SeamError):
 def refresh(series: Series, tree: BuiltTree) -> Refresh:
     """Find where every edit of `tree` belongs; raise `Refused` when one belongs nowhere."""
     patches = carried(series, tree)
-    layer = lay(series, tree, patches)
+    layer = lay(tree, patches, partial(tree.ours, series))
     ours = {path for patch in patches for path in patch.adds}
     files, reasons = _own_files(series, tree, ours)
     rewrites, upstream = [], []
@@ -93,9 +94,9 @@ def carried(series: Series, tree: BuiltTree) -> list[Patch]:
     return series.select(sorted(names)).patches
 
 
-def lay(series: Series, tree: BuiltTree, patches: Iterable[Patch]) -> Layer:
+def lay(tree: BuiltTree, patches: Iterable[Patch], overlay: Callable[[str], bytes]) -> Layer:
     """The series over the tree's pristine commit; `SeamError` when it does not fit there."""
-    layer = tree.layer(series)
+    layer = Layer(tree.pristine, tree.release, overlay)
     layer.lay(patches)
     if layer.misfits:
         told = (misfit.report(patch.name, tree.release) for patch, misfit in layer.misfits)
@@ -244,7 +245,8 @@ def _written(
         changed[name] = parse(name, rewritten_text)
         remarks += _told(name, text, rewritten_text)
     after = replace(series, patches=tuple(changed.get(p.name, p) for p in series.patches))
-    layer = lay(after, tree, [changed.get(name, r.patch) for name, r in before.results.items()])
+    again = [changed.get(name, result.patch) for name, result in before.results.items()]
+    layer = lay(tree, again, before.overlay)
     return Refresh(after, layer, files, remarks)
 
 

@@ -476,6 +476,6 @@ class _Group:
         if UNNAMED.search(text):
             raise self.parser.error(number, "an unnamed hole ($_) cannot be filled; name it")
         try:
-            return compile_replacement(text, rewrites_head)
+            return compile_replacement(text, rewrites_head, comments=op is not Op.REPLACE)
         except Misfit as error:
             raise self.parser.error(number, str(error)) from error

@@ -14,7 +14,10 @@ from typing import TypeAlias
 from seam.annotate import Origin, annotate
 from seam.builttree import BuiltTree
 from seam.drift import Sources, drift
-from seam.refresh import refresh
+from seam.errors import SeamError
+from seam.newpatch import Proposer, empty, from_tree, refuse_name
+from seam.refresh import Refused, carried, lay, refresh
+from seam.seamfile import parse
 from seam.series import Series, store
 from seam.wheels import Wheel
 
@@ -29,6 +32,9 @@ def register(verb: AddVerb, again: Again) -> None:
     does = "take the edits of a built tree back into the series, and check it on all releases"
     back = verb(partial(_refresh, again), "refresh", does)
     back.add_argument("dir", metavar="DIR", type=Path, help="a tree that seam built")
+    begin = verb(_new, "new", "begin a patch, empty or from the edits of a tree")
+    begin.add_argument("name", metavar="NAME")
+    begin.add_argument("--from", dest="dir", metavar="DIR", type=Path, help="an edited built tree")
     origin = verb(_annotate, "annotate", "say which patch and hunk put a line of a tree there")
     origin.add_argument("file", metavar="FILE[:LINE]", help="in a built tree or a checkout")
     changed = verb(_drift, "drift", "print what changed in the scopes that patches touch")
@@ -40,7 +46,10 @@ def register(verb: AddVerb, again: Again) -> None:
 def _refresh(again: Again, given: argparse.Namespace) -> int:
     series = Series.load()
     with BuiltTree(given.dir) as tree:
-        found = refresh(series, tree)
+        try:
+            found = refresh(series, tree)
+        except Refused as refused:
+            raise _with_proposals(refused, series, tree) from refused
         store(series.root, found.files)
         tree.relay(found.layer)
     for path in found.files:
@@ -51,6 +60,43 @@ def _refresh(again: Again, given: argparse.Namespace) -> int:
         print(f"{given.dir} has no edits")
         return 0
     return again(["check"])
+
+
+def _with_proposals(refused: Refused, series: Series, tree: BuiltTree) -> SeamError:
+    """The refusal, with anchors for what was edited of upstream."""
+    told = [str(refused)]
+    if refused.upstream:
+        layer = lay(tree, carried(series, tree), series.overlay)
+        with Proposer(series, layer, tree) as proposer:
+            for path in refused.upstream:
+                found = [one.told for one in proposer.file(path)]
+                told += found or [f"{path}: layout or comments of upstream's lines were edited"]
+        told.append(f"a patch of its own: seam new NAME --from {tree.folder}")
+    return SeamError("\n".join(told))
+
+
+def _new(given: argparse.Namespace) -> int:
+    series = Series.load()
+    refuse_name(series, given.name)
+    if given.dir is None:
+        patch = empty(given.name)
+        store(series.root, patch.in_series(series))
+    else:
+        with BuiltTree(given.dir) as tree:
+            patches = carried(series, tree)
+            with Proposer(series, lay(tree, patches, series.overlay), tree) as proposer:
+                patch = from_tree(given.name, series, tree, proposer)
+            files = patch.in_series(series)
+            more = [*patches, parse(patch.name, patch.seam)]
+            layer = lay(tree, more, lambda path: files.get(path) or series.overlay(path))
+            store(series.root, files)
+            tree.order_imports(layer)
+            tree.relay(layer)
+        print(patch.seam.partition("---\n")[2])
+    for path in patch.in_series(series):
+        print(f"written  {path}")
+    print("now fill in its message; `seam check` says what is left")
+    return 0
 
 
 def _drift(given: argparse.Namespace) -> int:
