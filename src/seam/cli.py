@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from seam import diff, matrix, tree, upkeep
+from seam import ci, diff, matrix, tree, upkeep
 from seam.checkout import Checkout
 from seam.errors import SeamError
 from seam.installed import Installed, Standing
@@ -84,6 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("release", nargs="*", metavar="RELEASE")
     check.set_defaults(names="release")
     check.add_argument("--json", action="store_true", help="print the result for machines")
+    check.add_argument(
+        "--annotations",
+        choices=ci.SERVICES,
+        default=ci.service(),
+        help="lines for a CI service, on standard error; told by its environment by default",
+    )
     build = verb(_tree, "tree", "build a patched copy of the package, as a small git repository")
     build.add_argument("dir", metavar="DIR", type=Path)
     build.add_argument("patch", nargs="*", metavar="PATCH", help="only these, and what they need")
@@ -139,8 +145,12 @@ def _check(given: argparse.Namespace) -> int:
         print(json.dumps(matrix.as_json(columns, faults), indent=2))
     else:
         _print_matrix(series, columns)
-        for text in filter(None, (*matrix.failures(series, columns), "\n".join(faults))):
+        told = "\n".join(map(str, faults))
+        for text in filter(None, (*matrix.failures(series, columns), told)):
             print(f"\n{text}")
+    if given.annotations == "github":
+        for line in ci.github(matrix.troubles(series, columns), faults):
+            print(line, file=sys.stderr)
     return 0 if not faults and matrix.is_clean(columns) else 1
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from seam import apart
 from seam.errors import Misfit
+from seam.faults import Fault
 from seam.layer import Layer, Outcome
 from seam.series import Release, Series
 from seam.wheels import Wheel
@@ -103,19 +104,45 @@ def _resolve_in_worker(release: Release) -> tuple[Release, Column]:
     return release, column
 
 
-def failures(series: Series, columns: dict[str, Column]) -> list[str]:
-    """A block of text for each trouble: where, on which releases, what, the last that fitted."""
-    releases: dict[tuple[str, str], list[str]] = {}
+@dataclass(frozen=True)
+class Trouble:
+    """A misfit, told once for all the releases that have it."""
+
+    patch: str
+    misfit: Misfit
+    releases: tuple[str, ...]
+    last_fit: str | None
+    """The newest release below them on which the patch fitted."""
+
+    @property
+    def shown(self) -> str:
+        """The releases, in few words."""
+        if len(self.releases) == 1:
+            return self.releases[0]
+        return f"{self.releases[0]} … {self.releases[-1]} ({len(self.releases)} releases)"
+
+    def __str__(self) -> str:
+        last = [f"last fit  {self.last_fit}"] if self.last_fit else []
+        return self.misfit.report(self.patch, self.shown, *last)
+
+
+def troubles(series: Series, columns: dict[str, Column]) -> list[Trouble]:
+    """Everything that does not fit: where, what, on which releases."""
+    found: dict[tuple[str, str], tuple[Misfit, list[str]]] = {}
     for name, column in columns.items():
         for patch, cell in column.items():
             for misfit in cell.misfits:
-                releases.setdefault((patch, misfit.report(patch, "{}")), []).append(name)
-    told = []
-    for (patch, report), names in releases.items():
-        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} releases)"
-        last = _last_fit(series, columns, patch, names[0])
-        told.append(report.replace("{}", shown, 1) + (f"\n  last fit  {last}" if last else ""))
-    return told
+                key = (patch, misfit.report(patch, ""))
+                found.setdefault(key, (misfit, []))[1].append(name)
+    return [
+        Trouble(patch, misfit, tuple(names), _last_fit(series, columns, patch, names[0]))
+        for (patch, _), (misfit, names) in found.items()
+    ]
+
+
+def failures(series: Series, columns: dict[str, Column]) -> list[str]:
+    """A block of text for each trouble."""
+    return [str(trouble) for trouble in troubles(series, columns)]
 
 
 def _last_fit(series: Series, columns: dict[str, Column], patch: str, release: str) -> str | None:
@@ -125,7 +152,7 @@ def _last_fit(series: Series, columns: dict[str, Column], patch: str, release: s
     return next((n for n in below if n in columns and columns[n][patch].outcome in fitting), None)
 
 
-def as_json(columns: dict[str, Column], lint: Sequence[str]) -> dict[str, object]:
+def as_json(columns: dict[str, Column], lint: Sequence[Fault]) -> dict[str, object]:
     """The matrix for machines."""
     releases = {
         name: {
@@ -141,7 +168,8 @@ def as_json(columns: dict[str, Column], lint: Sequence[str]) -> dict[str, object
         }
         for name, column in columns.items()
     }
-    return {"ok": not lint and is_clean(columns), "releases": releases, "lint": list(lint)}
+    faults = [{"file": one.path, "line": one.line, "text": one.text} for one in lint]
+    return {"ok": not lint and is_clean(columns), "releases": releases, "lint": faults}
 
 
 def is_clean(columns: dict[str, Column]) -> bool:

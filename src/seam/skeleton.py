@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from seam.faults import Fault, seam_path
 from seam.seamfile import Patch
 
 MESSAGE = """\
@@ -66,14 +67,15 @@ def skeleton_files(name: str) -> dict[str, bytes]:
     }
 
 
-def unfilled(patch: Patch) -> Iterator[str]:
-    """What of a message is still as it began, a line each."""
+def unfilled(patch: Patch) -> Iterator[Fault]:
+    """What of a message is still as it began, each at its line."""
+    path = seam_path(patch.name)
     began = message("area", patch.name).splitlines()
     if patch.subject.partition(": ")[2] == began[0].partition(": ")[2]:
-        yield f"{patch.name}.seam:1: fill in the subject"
+        yield Fault(path, 1, "fill in the subject")
     if f"\n{began[2]}\n" in patch.message:
-        yield f"{patch.name}.seam:3: fill in why"
+        yield Fault(path, 3, "fill in why")
     lines = {line for line in began[4:] if not line.startswith(("Confidence", "Scope-risk"))}
     for trailer in patch.trailers:
         if f"{trailer.key}: {trailer.value}" in lines:
-            yield f"{patch.name}.seam:{trailer.line}: fill in {trailer.key}"
+            yield Fault(path, trailer.line, f"fill in {trailer.key}")

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from workshop import MESSAGE, SEAMS, Workshop, git
+from workshop import MESSAGE, SEAMS, Workshop, git, patch
 
 from seam.cli import main
 from seam.errors import SeamError
+from seam.faults import Fault
+from seam.lint import lint_seams
 from seam.series import Series, find_root
 
 
@@ -177,8 +179,8 @@ def test_command_runs_as_a_module(workshop: Workshop) -> None:
 
 def linted(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> list[str]:
     assert main(["check", "0.5.23", "--json"]) == 1
-    faults: list[str] = json.loads(capsys.readouterr().out)["lint"]
-    return faults
+    faults = json.loads(capsys.readouterr().out)["lint"]
+    return [str(Fault(one["file"], one["line"], one["text"])) for one in faults]
 
 
 @pytest.mark.parametrize(
@@ -204,12 +206,75 @@ def test_lint_of_headers(
     assert told.startswith(fault)
 
 
+@pytest.mark.parametrize(
+    ("hunk", "reason"),
+    [
+        ("- return $x  # why\n+ return str($x)", "holds a comment"),
+        ('- log("no such item", $x)\n+ abs($x)', "holds words for people"),
+        ('- log(f"{item}")\n+ abs(1)', "holds an f-string"),
+        ("- abs(1),\n+ (2,)", "ends like a line that goes on"),
+    ],
+)
+def test_lint_of_anchors_that_lean_on_text(hunk: str, reason: str) -> None:
+    (fault,) = lint_seams([patch(f"+++ till.py\n@@ close\n{hunk}")])
+    assert fault.path == "series/a-patch.seam" and fault.line == 13
+    assert reason in fault.text
+
+
+def test_lint_of_imports_that_take_names(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seam = SEAMS["count-sales"].replace("srt import sales", "srt.sales import count")
+    workshop.write("series/count-sales.seam", seam.replace("sales.count(", "count("))
+    (told,) = linted(workshop, capsys)
+    assert told.startswith("count-sales.seam:16: import sglang.srt.sales itself and call through")
+
+
+@pytest.mark.parametrize("line", ["import helper", "from sglang.srt import extra"])
+def test_lint_of_files_that_take_from_a_patch_that_is_not_needed(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    adds = "adds test/registered/unit/helper.py\nadds python/sglang/srt/extra.py\n"
+    workshop.write("series/close-till.seam", SEAMS["close-till"].replace("+++", adds + "+++"))
+    workshop.write("test/registered/unit/helper.py", "")
+    workshop.write("python/sglang/srt/extra.py", "")
+    test = "test/registered/unit/test_sales.py"
+    workshop.write(test, f"def test():\n    {line}\n")
+    (told,) = linted(workshop, capsys)
+    assert told.startswith(f"{test}:2: imports ") and told.endswith(
+        "of close-till, which count-sales does not need: say 'needs: close-till' in its seam file"
+    )
+    workshop.write(test, f"try:\n    {line}\nexcept ImportError:\n    pass\n")
+    assert main(["check", "0.5.23"]) == 0
+
+
+def test_annotations_of_a_ci_service_name_file_line_and_releases(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workshop.write("python/sglang/srt/nobody.py", "")
+    seam = workshop.root / "series/close-till.seam"
+    seam.write_text(seam.read_text().replace("@@ close", "@@ lock"))
+    assert main(["check", "--json", "--annotations", "github"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["ok"] is False
+    assert err.splitlines() == [
+        "::error file=series/close-till.seam,line=13,title=close-till%3A no-scope on "
+        "0.5.22 … 0.5.23 (2 releases)::no lock in till.py",
+        "::error file=python/sglang/srt/nobody.py,line=1,title=seam check::no patch adds it",
+    ]
+    assert main(["check", "0.5.23"]) == 1
+    assert "::error" not in capsys.readouterr().err
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert main(["check", "0.5.23"]) == 1
+    assert "::error" in capsys.readouterr().err
+
+
 def test_lint_of_owners(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
     workshop.write("python/sglang/srt/nobody.py", "")
     workshop.write("series/spare.seam", SEAMS["close-till"])
     assert linted(workshop, capsys) == [
         "python/sglang/srt/nobody.py: no patch adds it",
-        "series/spare.seam: not listed in series/series",
+        "spare.seam: not listed in series/series",
     ]
 
 
