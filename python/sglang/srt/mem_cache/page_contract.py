@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +34,11 @@ if TYPE_CHECKING:
     from sglang.srt.disaggregation.decode_hicache_mixin import DecodePrefixMatch
     from sglang.srt.disaggregation.prefill import PrefillBootstrapQueue
     from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, MatchPrefixParams
+    from sglang.srt.mem_cache.base_prefix_cache import (
+        BasePrefixCache,
+        MatchPrefixParams,
+        MatchResult,
+    )
 
 logger = logging.getLogger(__name__)
 
@@ -43,45 +48,29 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 # hits ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PageContract:
-    """The unit of a tree's hits, and the ranks that must agree on them."""
+def agreeing(tree: BasePrefixCache | None) -> BasePrefixCache | None:
+    """The tree itself where its own hits will do, as in most servers, else a view that sees to it.
 
-    page: int  # tokens of one page of the allocator; with decode context parallelism, of all ranks
-    group: dist.ProcessGroup | None  # context-parallel ranks whose trees may differ
-
-    @staticmethod
-    def of(tree: BasePrefixCache) -> PageContract | None:
-        """What a tree does not see to by itself, found once; None in most servers.
-
-        A tree matches whole pages of its own. Equal requests in equal order give equal trees, so
-        that ranks need to agree only where a host tier has its own pace.
-        """
-        try:
-            return tree.page_contract  # type: ignore[no-any-return]
-        except AttributeError:
-            page, group = _page(tree), _ranks(tree)
-            keeps_it = group is None and tree.page_size % page == 0
-            tree.page_contract = None if keeps_it else PageContract(page, group)
-            return tree.page_contract  # type: ignore[no-any-return]
-
-    def visible(self, hit: int) -> tuple[int, bool]:
-        """Tokens of a hit that the scheduler may see, and whether every rank has just these."""
-        lowest = highest = hit
-        if self.group is not None:
-            bounds = torch.tensor([hit, -hit], dtype=torch.int64)
-            dist.all_reduce(bounds, op=dist.ReduceOp.MIN, group=self.group)
-            lowest, highest = int(bounds[0]), -int(bounds[1])
-        whole = max(lowest, 0) // self.page * self.page
-        return whole, whole == highest
+    A tree matches whole pages of its own, and equal requests in equal order give equal trees. So
+    the view is for a tree with other pages than the allocator, and for ranks whose host tiers each
+    have their own pace.
+    """
+    if tree is None:
+        return None
+    return tree.__dict__.get("agreeing") or _agreeing(tree)
 
 
-def _page(tree: BasePrefixCache) -> int:
+def _agreeing(tree: BasePrefixCache) -> BasePrefixCache | AgreeingTree:
     allocator = getattr(tree, "token_to_kv_pool_allocator", None)
-    return int(getattr(allocator, "page_size", None) or tree.page_size)
+    page = int(getattr(allocator, "page_size", None) or tree.page_size)
+    group = _ranks(tree)
+    keeps_it = group is None and tree.page_size % page == 0
+    tree.agreeing = tree if keeps_it else AgreeingTree(tree, page, group)
+    return tree.agreeing
 
 
 def _ranks(tree: BasePrefixCache) -> dist.ProcessGroup | None:
+    """The context-parallel ranks whose trees may differ from this one."""
     if getattr(tree, "cache_controller", None) is None:
         return None
     if hasattr(tree, "attn_cp_group"):  # from 0.5.11
@@ -93,90 +82,60 @@ def _ranks(tree: BasePrefixCache) -> dist.ProcessGroup | None:
     return group if group is not None and dist.get_world_size(group) > 1 else None
 
 
-def _key_length(tree: BasePrefixCache, tokens: int) -> int:
-    """Length of the key that matches at most `tokens`: an EAGLE tree keys n pairs with n + 1."""
-    bigram = getattr(getattr(tree, "tree_core", tree), "is_eagle", False)
-    return tokens + 1 if bigram and tokens else tokens
+@dataclass(eq=False, slots=True)
+class AgreeingTree:
+    """A tree whose hits are whole pages of the allocator, and the minimum over the ranks."""
 
-
-class _Capped:
-    """A tree that matches no more than so many tokens of a key."""
-
-    def __init__(self, tree: BasePrefixCache, tokens: int) -> None:
-        self.tree = tree
-        self.key_length = _key_length(tree, tokens)
+    tree: BasePrefixCache
+    page: int  # tokens; with decode context parallelism, of the pages of all ranks together
+    group: dist.ProcessGroup | None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tree, name)
 
-    def match_prefix(self, params: MatchPrefixParams) -> Any:
-        return self.tree.match_prefix(replace(params, key=params.key[: self.key_length]))
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """The tree's match, repeated with shorter keys until it is what every rank may see."""
+        key = params.key
+        while True:
+            # An EAGLE tree turns the key it is given into pairs, so that it gets one of its own.
+            probe = replace(params, key=copy(key), cow_mamba=False)
+            result = self.tree.match_prefix(probe)
+            if _is_lent_row(result):
+                return result
+            whole, settled = self._visible(_hit(result))
+            if settled:
+                break
+            key = params.key[: _key_length(self.tree, whole)]
+        # A recurrent state is copied for the request once, of the hit that it gets.
+        return self.tree.match_prefix(replace(params, key=key)) if params.cow_mamba else result
+
+    def _visible(self, hit: int) -> tuple[int, bool]:
+        """Tokens of a hit that the scheduler may see, and whether every rank has just these."""
+        lowest = highest = hit
+        if self.group is not None:
+            bounds = torch.tensor([hit, -hit], dtype=torch.int64)
+            dist.all_reduce(bounds, op=dist.ReduceOp.MIN, group=self.group)
+            lowest, highest = int(bounds[0]), -int(bounds[1])
+        whole = max(lowest, 0) // self.page * self.page
+        return whole, whole == highest
 
 
-def agreed_hit(init_next_round_input: Method) -> Method:
-    """Decorate `Req.init_next_round_input`: the hit is whole pages and equal on all ranks."""
-
-    @functools.wraps(init_next_round_input)
-    def init(
-        self: Req, tree_cache: BasePrefixCache | None = None, *args: Any, **kwargs: Any
-    ) -> None:
-        init_next_round_input(self, tree_cache, *args, **kwargs)
-        if tree_cache is None or (contract := PageContract.of(tree_cache)) is None:
-            return
-
-        def again(tree: _Capped) -> None:
-            # A second round must not add a retracted request's positions a second time.
-            self.is_retracted, retracted = False, self.is_retracted
-            init_next_round_input(self, tree, *args, **kwargs)
-            self.is_retracted = retracted
-
-        _settle(self, tree_cache, contract, again)
-
-    return init  # type: ignore[return-value]
+def _hit(result: MatchResult) -> int:
+    """Tokens matched, on the device (a length from 0.5.22 on) and on the host."""
+    if hasattr(result, "device_prefix_len"):
+        return int(result.device_prefix_len + result.host_hit_length)
+    return int(len(result.device_indices) + result.host_hit_length)
 
 
-def whole_pages(match: Callable[..., Any], first: Any, second: Any, *more: Any, **how: Any) -> Any:
-    """The result of a match on decode, for a request and a tree: whole pages, before it is locked.
-
-    Args:
-        match: `match_prefix_for_req(tree, req, …)`, or `match_kv_cache(req, tree, …)` from 0.5.22.
-    """
-    result = match(first, second, *more, **how)
-    req, tree = (first, second) if hasattr(first, "rid") else (second, first)
-    if (contract := PageContract.of(tree)) is None:
-        return result
-
-    def again(capped: _Capped) -> None:
-        nonlocal result
-        ends = (capped, req) if tree is first else (req, capped)
-        result = match(*ends, *more, **how)
-
-    _settle(req, tree, contract, again)
-    return result
+def _is_lent_row(result: MatchResult) -> bool:
+    """Whether it is a streaming session's row; only such a match says what the tree has of it."""
+    return getattr(result, "cache_protected_len", None) is not None
 
 
-def _settle(
-    req: Req, tree: BasePrefixCache, contract: PageContract, again: Callable[[_Capped], None]
-) -> None:
-    """Match again with shorter keys until the hit is what every rank may see."""
-    if _lends_its_row(req):
-        return
-    while True:
-        whole, settled = contract.visible(_hit(req))
-        if settled:
-            return
-        again(_Capped(tree, whole))
-
-
-def _hit(req: Req) -> int:
-    """Tokens matched, on the device and on the host."""
-    device = req.prefix_len if hasattr(req, "prefix_len") else len(req.prefix_indices)
-    return int(device + req.host_hit_length)
-
-
-def _lends_its_row(req: Req) -> bool:
-    session = getattr(req, "session", None)
-    return session is not None and bool(getattr(session, "streaming", False))
+def _key_length(tree: BasePrefixCache, tokens: int) -> int:
+    """Length of the key that matches at most `tokens`: an EAGLE tree keys n pairs with n + 1."""
+    bigram = getattr(getattr(tree, "tree_core", tree), "is_eagle", False)
+    return tokens + 1 if bigram and tokens else tokens
 
 
 # promises -----------------------------------------------------------------------------------

@@ -118,6 +118,16 @@ class TestScheduler(unittest.TestCase):
         self.assertEqual(fake.sent, [0])
         self.assertEqual(fake.sender.poll(), KVPoll.Success)
 
+    def test_the_sender_of_warm_up_requests_speaks_as_the_others_do(self):
+        for pages, last in itertools.product((0, 3), (False, True)):
+            with self.subTest(pages=pages, last=last):
+                fake = ends.Fake()
+                end = 4 * ends.PAGE
+                prompt = end if last else 2 * end
+                req = ends.request(fake.sender, prompt, start=end - pages * ends.PAGE, end=end)
+                ends.send_kv_chunk(ends.scheduler(), req, last=last)
+                self.assertEqual(fake.sent, [pages] if pages or last else [])
+
     def test_a_middle_chunk_inside_what_decode_holds_is_not_sent(self):
         for start, end in ((64, 64), (64, 32), (0, 15)):
             with self.subTest(start=start, end=end):

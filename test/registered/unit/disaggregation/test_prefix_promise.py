@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import sys
 import unittest
 from pathlib import Path
@@ -360,8 +361,11 @@ class TestRestore(unittest.TestCase):
         end.entry.req.cache_request_handle = handle
         self.assertEqual(end.preallocate().receiver.promised, [(1, 3 * PAGE)])
 
-    def load_back(self, device, loaded, promised):
-        """SGLang's load-back of a promise when the tree now holds this much of the prompt."""
+    def load_back(self, device, loaded, promised, stored=0):
+        """SGLang's load-back of a promise when the tree now holds this much of the prompt.
+
+        The last `stored` tokens of the promise were in storage when it was made.
+        """
         keys = []
 
         def match_prefix(params):
@@ -398,7 +402,8 @@ class TestRestore(unittest.TestCase):
             session=None,
             kv=Record(),
         )
-        entry = Record(req=req, prefix_match=prefix_match(PAGE, promised - PAGE))
+        match = prefix_match(PAGE, promised - PAGE - stored, stored)
+        entry = Record(req=req, prefix_match=match)
         queue = instance(decode.DecodeTransferQueue, tree_cache=tree)
         queue._try_hicache_queue_load_back(entry)
         return entry, keys
@@ -422,9 +427,16 @@ class TestRestore(unittest.TestCase):
         self.assertEqual(len(entry.hicache_restored_kv_indices), 2 * PAGE)
 
     def test_a_hit_that_shrank_fails_the_request_and_keeps_its_lock(self):
-        entry, _ = self.load_back(device=PAGE, loaded=PAGE, promised=3 * PAGE)
-        self.assertEqual(entry.hicache_restore_status, hicache.HiCacheRestoreResult.FAILED)
-        self.assertEqual(entry.req.last_node, "locked")
+        for stored, loaded in itertools.product((0, PAGE, 2 * PAGE), (0, 1, PAGE)):
+            with self.subTest(stored=stored, loaded=loaded):
+                entry, _ = self.load_back(PAGE, loaded, promised=3 * PAGE, stored=stored)
+                self.assertEqual(entry.hicache_restore_status, hicache.HiCacheRestoreResult.FAILED)
+                self.assertEqual(entry.req.last_node, "locked")
+
+    def test_storage_that_kept_its_word_is_restored_to_the_token(self):
+        entry, keys = self.load_back(PAGE, 2 * PAGE, promised=3 * PAGE, stored=2 * PAGE)
+        self.assertEqual(keys, [3 * PAGE])
+        self.assertEqual(len(entry.hicache_restored_kv_indices), 2 * PAGE)
 
 
 def page_ids(count):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from sglang.srt.disaggregation import decode
 from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import CacheAwarePolicy, SchedulePolicy
 from sglang.srt.mem_cache import common, page_contract
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -23,6 +24,11 @@ from sglang.test.ci.ci_register import register_cpu_ci
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "disaggregation"))
 from transfer_ends import OFF, Record, instance
+
+try:  # from 0.5.11 on a streaming session lends its row to its next turn
+    from sglang.srt.session.streaming_session import SessionSlot, StreamingSession
+except ImportError:
+    StreamingSession = None
 
 register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 
@@ -74,12 +80,22 @@ class Rows:
 
 def tree_of(cached, page=PAGE, eagle=False, tree_page=1):
     """SGLang's radix tree with `cached` tokens (pairs under EAGLE) of the prompt 0, 1, 2, …"""
-    tree = RadixCache(CacheInitParams(False, Rows(), Allocator(page), tree_page, is_eagle=eagle))
+    tree = RadixCache(parts(page, eagle, tree_page))
     if cached:
-        ids = tokens(range(cached + eagle))
-        slots = torch.arange(FIRST_SLOT, FIRST_SLOT + len(ids))
-        tree.insert(InsertParams(key=RadixKey(ids, None), value=slots[:cached]))
+        fill(tree, cached, eagle)
     return tree
+
+
+def parts(page=PAGE, eagle=False, tree_page=1):
+    """What a tree is made of."""
+    return CacheInitParams(False, Rows(), Allocator(page), tree_page, is_eagle=eagle)
+
+
+def fill(tree, cached, eagle=False):
+    """Cache so many tokens (pairs under EAGLE) of the prompt."""
+    ids = tokens(range(cached + eagle))
+    slots = torch.arange(FIRST_SLOT, FIRST_SLOT + len(ids))
+    tree.insert(InsertParams(key=RadixKey(ids, None), value=slots[:cached]))
 
 
 class Request(Req):
@@ -212,10 +228,66 @@ class TestVisibleHit(unittest.TestCase):
                 req.init_next_round_input(tree_of(hit, page=1))
                 self.assertEqual(visible(req), hit)
 
+    @unittest.skipIf(StreamingSession is None, "sessions have no rows in this release")
     def test_a_streaming_session_gets_its_own_row_back_to_the_token(self):
-        req = request(200, 100, session=SimpleNamespace(streaming=True))
-        req.init_next_round_input(tree_of(100))
-        self.assertEqual(visible(req), 100)
+        session = SimpleNamespace(streaming=True, session_id="s")
+        req = request(200, 100, session=session, to_finish=None)
+        tree = SessionTree(parts())
+        req.init_next_round_input(tree)
+        self.assertEqual(visible(req), 0, "the first turn has no row: its hit is the tree's")
+        tree.lend("s", committed=100, owned_by_tree=PAGE)
+        req.init_next_round_input(tree)
+        self.assertEqual((visible(req), protected(req)), (100, PAGE))
+
+    def test_a_recurrent_state_is_copied_once_for_the_hit_that_is_seen(self):
+        tree = StateTree(parts())
+        fill(tree, 65)
+        req = request(200, 65)
+        req.init_next_round_input(tree)
+        self.assertEqual(visible(req), PAGE)
+        self.assertEqual([copied for _, copied in tree.matches].count(True), 1)
+        self.assertEqual(tree.matches[-1], (PAGE, True))
+
+
+class SessionTree(RadixCache):
+    """SGLang's streaming session in front of its tree, as its unified tree has it."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.session = StreamingSession(self)
+
+    def lend(self, session_id, committed, owned_by_tree):
+        """Give the session a row with so many tokens, the first of them the tree's."""
+        fields = {
+            "req_pool_idx": 0,
+            "kv_committed_len": committed,
+            "kv_allocated_len": committed,
+            "cache_protected_len": owned_by_tree,
+        }
+        slot = SessionSlot()
+        vars(slot).update(fields)
+        slot.kv = Record(**fields, holds_kv=True, swa_evicted_seqlen=0, max_evicted_seqlen=0)
+        slot.kv.swa_evict_floor = 0
+        self.session.slots[session_id] = slot
+
+    def match_prefix(self, params):
+        return self.session.try_match_prefix(params) or super().match_prefix(params)
+
+
+class StateTree(RadixCache):
+    """A tree that has a recurrent state for a request to copy, with what was asked of it."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.matches = []
+
+    def supports_mamba(self):
+        return True
+
+    def match_prefix(self, params):
+        result = super().match_prefix(params)
+        self.matches.append((page_contract._hit(result), params.cow_mamba))
+        return result
 
 
 class Ranks:
@@ -235,7 +307,7 @@ class Ranks:
         tensor.copy_(torch.stack(self.values).min(dim=0).values)
         self.barrier.wait(timeout=30)
 
-    def run(self, hits, prompt, page):
+    def run(self, hits, prompt, page, see=Request.init_next_round_input):
         """What each rank's request sees, in tokens, with these hits on a hierarchical tree."""
         seen = [None] * len(hits)
 
@@ -244,7 +316,7 @@ class Ranks:
             tree = tree_of(hits[index], page=page)
             tree.cache_controller, tree.attn_cp_group = object(), object()
             req = request(prompt, max(hits))
-            req.init_next_round_input(tree)
+            see(req, tree)
             seen[index] = (visible(req), lock(req, tree))
 
         patched = {
@@ -260,12 +332,27 @@ class Ranks:
         return seen
 
 
+def order(req, tree):
+    """Let SGLang's policy look at what a waiting request has cached, to put the queue in order."""
+    policy = instance(
+        SchedulePolicy,
+        tree_cache=tree,
+        waiting_queue_radix_tree=RadixCache.create_simulated(),
+    )
+    policy._compute_prefix_matches([req], CacheAwarePolicy.LPM)
+
+
 class TestRanksAgree(unittest.TestCase):
     def test_every_rank_sees_the_smallest_hit(self):
         for hits in ([128, 64, 128, 128], [65, 64, 127, 64], [128, 0, 64, 1], [128] * 4):
             with self.subTest(hits=hits):
                 whole = min(hits) // PAGE * PAGE
                 self.assertEqual(Ranks(4).run(hits, 400, PAGE), [(whole, whole)] * 4)
+
+    def test_the_waiting_queue_is_ordered_by_what_every_rank_has(self):
+        for hits in ([128, 64, 128, 128], [65, 64, 127, 64]):
+            with self.subTest(hits=hits):
+                self.assertEqual(Ranks(4).run(hits, 400, PAGE, order), [(PAGE, PAGE)] * 4)
 
     def test_one_cached_token_of_a_long_prompt(self):
         for page, whole in ((1, 1), (PAGE, 0)):
