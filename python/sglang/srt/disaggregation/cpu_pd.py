@@ -28,6 +28,15 @@ def takes_pinned_indices(sender: object, kv_indices: torch.Tensor) -> bool:
     return wanted and kv_indices.device.type != "cpu"
 
 
+def has_streams(overlaps: bool) -> bool:
+    """Whether batches that overlap run on streams of their own, whose events a send waits for.
+
+    Without a draft a CPU server overlaps batches too; its one stream is the thread that sends
+    (0.5.16 and later, disaggregation/prefill.py).
+    """
+    return overlaps and not on_cpu()
+
+
 def host_pool_works(supported: bool) -> bool:
     """Whether a retraction may be backed up in the host pool, which CUDA has to register.
 

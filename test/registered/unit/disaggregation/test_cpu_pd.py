@@ -76,6 +76,34 @@ class TestPrefill(unittest.TestCase):
             prefill.SchedulerDisaggregationPrefillMixin._send_kv_chunk(scheduler, request)
         self.assertEqual(sender.sent, [(list(range(19, 25)), None)])
 
+    @unittest.skipUnless(
+        "torch.cuda.Event" in inspect.getsource(prefill), "this release waits for no event"
+    )
+    def test_a_cached_prefix_is_sent_early_without_a_cuda_event(self):
+        sent = []
+        scheduler = SimpleNamespace(
+            enable_overlap=True,
+            enable_staging=False,
+            forward_stream=object(),
+            token_to_kv_pool_allocator=SimpleNamespace(page_size=1),
+            send_kv_chunk=lambda req, last_chunk, end_idx: sent.append((last_chunk, end_idx)),
+        )
+        request = SimpleNamespace(
+            prefix_len=4,
+            prefix_indices=torch.arange(4),
+            host_hit_length=0,
+            start_send_idx=0,
+            early_send_prefix_end=None,
+            pending_bootstrap=False,
+            disagg_kv_sender=Sender(),
+        )
+        with mock.patch.dict(os.environ, CPU_ENGINE):
+            prefill.SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk(
+                scheduler, request
+            )
+        self.assertEqual(sent, [(False, 4)])
+        self.assertFalse(hasattr(request.disagg_kv_sender, "_early_send_wait_event"))
+
 
 class TestRetractionBackup(unittest.TestCase):
     def resolved(self, environment):
