@@ -141,6 +141,11 @@ class SlotPool:
         self.buffers = queue.metadata_buffers
         self._queue = queue
 
+    @property
+    def group(self) -> Any:
+        """The process group whose ranks decide alike about the queue; None before `bind`."""
+        return None if self._queue is None else self._queue.gloo_group
+
     def available_size(self) -> int:
         """Rows that can be leased now. Zero delays admission; it is never an error."""
         if not self.free_slots and self._quarantine:
@@ -247,18 +252,18 @@ class SlotPool:
         """
         now = time.monotonic()
         expired = sum(deadline <= now for _, deadline in self._quarantine)
-        for _ in range(_smallest(expired, self._queue)):
+        for _ in range(_smallest(expired, self.group)):
             slot, _ = self._quarantine.popleft()
             slot.expire()
 
 
-def _smallest(count: int, queue: DecodePreallocQueue | None) -> int:
-    """The smallest `count` among the ranks that decide with `queue`."""
+def _smallest(count: int, group: Any) -> int:
+    """The smallest `count` among the ranks of `group`."""
     dist = torch.distributed
-    if queue is None or not dist.is_initialized() or dist.get_world_size(queue.gloo_group) == 1:
+    if group is None or not dist.is_initialized() or dist.get_world_size(group) == 1:
         return count
     agreed = torch.tensor([count], dtype=torch.int64)
-    dist.all_reduce(agreed, op=dist.ReduceOp.MIN, group=queue.gloo_group)
+    dist.all_reduce(agreed, op=dist.ReduceOp.MIN, group=group)
     return int(agreed.item())
 
 
