@@ -65,6 +65,7 @@ class Watch:
     journal: deque[int] = field(default_factory=deque)
     entries: list[Any] = field(default_factory=list)
     polls: list[int] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)  # in `entries`, by room
     astir: list[tuple[Any, int]] = field(default_factory=list)
     next_full_look: float = 0.0
 
@@ -85,23 +86,31 @@ class Watch:
 
     def _ask(self, queue: list[Any]) -> bool:
         """Ask whoever is new or was noted, now and then everybody; False when nobody was asked."""
-        noted = {self.journal.popleft() for _ in range(len(self.journal))}
         now = time.monotonic()
         everybody = now >= self.next_full_look
         same = len(queue) == len(self.entries) and all(map(operator.is_, queue, self.entries))
-        if same and not noted and not everybody:
-            return False
-        known = {} if everybody else dict(zip(map(id, self.entries), self.polls, strict=True))
         if everybody:
             self.next_full_look = now + FULL_LOOK_SECONDS
-        self.polls = [self._status(entry, known, noted) for entry in queue]
-        self.entries = list(queue)
-        return True
+            self._take_over(queue, {})
+        elif not same:
+            self._take_over(queue, dict(zip(map(id, self.entries), self.polls, strict=True)))
+        news = everybody or not same
+        for room in {self.journal.popleft() for _ in range(len(self.journal))}:
+            place = self.places.get(room)
+            if place is not None:
+                self.polls[place] = int(self.poller(queue[place]).poll())
+                news = True
+        return news
 
-    def _status(self, entry: Any, known: dict[int, int], noted: set[int]) -> int:
-        poller = self.poller(entry)
-        poll = known.get(id(entry))
-        return int(poller.poll()) if poll is None or poller.bootstrap_room in noted else poll
+    def _take_over(self, queue: list[Any], known: dict[int, int]) -> None:
+        """Remember `queue`; ask those whose status is not `known` by their entry's id."""
+        pollers = [self.poller(entry) for entry in queue]
+        self.polls = [
+            int(poller.poll()) if (poll := known.get(id(entry))) is None else poll
+            for entry, poller in zip(queue, pollers, strict=True)
+        ]
+        self.entries = list(queue)
+        self.places = {poller.bootstrap_room: place for place, poller in enumerate(pollers)}
 
 
 def _smallest(polls: list[int], groups: Sequence[torch.distributed.ProcessGroup]) -> list[int]:

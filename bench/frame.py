@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stock beside patched: one process holds each tree and they take turns on the same machine.
+
+A benchmark is a file with a `Bench` in it. Its `side` is made in either process and answers turns;
+the parent alternates between the two and reports medians, spread and the ratio of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+Case = Mapping[str, Any]
+
+
+class Side(Protocol):
+    """One tree, set up for one case."""
+
+    @property
+    def patched(self) -> bool:
+        """Whether the tree has the patch that is measured."""
+
+    def turn(self) -> dict[str, float]:
+        """Measure once: figures by name, the same names on both sides."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What one file measures. `ceilings`: most that patched may be of stock, by figure.
+
+    `cases`: keyword arguments of `side`, one set each. `units`: by figure, "us" where it says none.
+    """
+
+    about: str
+    side: Callable[..., Side]
+    cases: Sequence[Case]
+    ceilings: Callable[[Case, str], float | None] = lambda case, figure: None
+    units: Mapping[str, str] = field(default_factory=dict)
+    turns: int = 30
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def microseconds(call: Callable[[], object], seconds: float = 0.03) -> float:
+    """Microseconds of one call, averaged over as many as fit into `seconds`."""
+    calls, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < seconds:
+        call()
+        calls += 1
+    return 1e6 * spent / calls
+
+
+class Worker:
+    """A process that holds one tree and runs the benchmark's file with `--serve`."""
+
+    def __init__(
+        self, name: str, file: str, tree: Path | None, environment: Mapping[str, str]
+    ) -> None:
+        from pdlab import standin
+
+        path = [tree and str(tree.resolve()), standin.python_path()]
+        own = {
+            "PYTHONPATH": os.pathsep.join(str(entry) for entry in path if entry),
+            "OMP_NUM_THREADS": "1",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+        self.name, self.file = name, file
+        self.process = subprocess.Popen(
+            [sys.executable, file, "--serve"],
+            env={**os.environ, **own, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def ask(self, case: Case | None = None) -> dict[str, Any]:
+        """Set up a case, or measure once."""
+        assert self.process.stdin and self.process.stdout
+        print(json.dumps(case), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            sys.exit(
+                f"{self.name}: the process ended; `echo null | PYTHONPATH=TREE/python "
+                f"{self.file} --serve` says why"
+            )
+        return dict(json.loads(answer))
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+
+
+def serve(bench: Bench) -> None:
+    """Answer the parent, one line each; whatever else is printed goes to stderr."""
+    side: Side | None = None
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        case = json.loads(line)
+        if case is not None:
+            side = bench.side(**case)
+            answer: dict[str, Any] = {"patched": side.patched}
+        else:
+            assert side is not None, "a case comes first"
+            answer = side.turn()
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def measure(bench: Bench, stock: Worker, patched: Worker) -> list[dict[str, Any]]:
+    """A row for each case and figure, over turns in which the trees alternate."""
+    rows = []
+    for case in bench.cases:
+        for worker in (stock, patched):
+            if worker.ask(case)["patched"] != (worker is patched):
+                sys.exit(f"{worker.name}: this tree is {'not ' * (worker is patched)}patched")
+            worker.ask()
+        seen: dict[str, list[dict[str, float]]] = {stock.name: [], patched.name: []}
+        for turn in range(bench.turns):
+            for worker in (stock, patched) if turn % 2 else (patched, stock):
+                seen[worker.name].append(worker.ask())
+        for figure in seen[stock.name][0]:
+            rows.append(_row(bench, case, figure, seen[stock.name], seen[patched.name]))
+    return rows
+
+
+def _row(
+    bench: Bench,
+    case: Case,
+    figure: str,
+    stock: Sequence[Mapping[str, float]],
+    patched: Sequence[Mapping[str, float]],
+) -> dict[str, Any]:
+    before, after = ([turn[figure] for turn in turns] for turns in (stock, patched))
+    median = statistics.median(before)
+    return {
+        **case,
+        "figure": figure,
+        "unit": bench.units.get(figure, "us"),
+        "stock": statistics.median(before),
+        "stock_quartiles": statistics.quantiles(before)[::2],
+        "patched": statistics.median(after),
+        "patched_quartiles": statistics.quantiles(after)[::2],
+        "ratio": statistics.median(after) / median if median else None,
+        "ceiling": bench.ceilings(case, figure),
+    }
+
+
+def table(bench: Bench, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows for a reader: median, and half the distance of the quartiles as its spread."""
+    keys = list(bench.cases[0])
+    head = [*keys, "figure", "stock", "patched", "ratio"]
+    lines = [head]
+    for row in rows:
+        values = [_shown(row, tree) for tree in ("stock", "patched")]
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
+        lines.append([*(str(row[key]) for key in keys), row["figure"], *values, ratio])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+
+
+def _shown(row: Mapping[str, Any], tree: str) -> str:
+    low, high = row[f"{tree}_quartiles"]
+    return f"{row[tree]:,.1f} ±{(high - low) / 2:.1f} {row['unit']}"
+
+
+def missed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rows that are above their ceiling."""
+    found = []
+    for row in rows:
+        if row["ceiling"] is None or (row["ratio"] or 0.0) <= row["ceiling"]:
+            continue
+        case = {key: row[key] for key in row if key not in _COLUMNS}
+        where = ", ".join(f"{key} {value}" for key, value in case.items())
+        promised = f"{row['ratio']:.3f} of stock, at most {row['ceiling']} promised"
+        found.append(f"{row['figure']}, {where}: {promised}")
+    return found
+
+
+_COLUMNS = {
+    "figure", "unit", "stock", "stock_quartiles", "patched", "patched_quartiles", "ratio", "ceiling"
+}  # fmt: skip
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on, without a name of the machine."""
+    versions = {}
+    for package in ("sglang", "torch"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+def run(bench: Bench, file: str) -> int:
+    """The command of a benchmark's file; 1 when a figure is above its ceiling."""
+    parser = argparse.ArgumentParser(description=bench.about)
+    parser.add_argument(
+        "--patched", type=Path, metavar="PATH", help="`python` folder of a built tree"
+    )
+    parser.add_argument("--stock", type=Path, metavar="PATH", help="of a stock one; else installed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve(bench)
+        return 0
+    if not given.patched:
+        parser.error("--patched says which tree to measure beside stock")
+    stock = Worker("stock", file, given.stock, bench.environment)
+    patched = Worker("patched", file, given.patched, bench.environment)
+    try:
+        rows = measure(bench, stock, patched)
+    finally:
+        stock.close()
+        patched.close()
+    print(table(bench, rows))
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps({**machine(), "rows": rows}, indent=1) + "\n")
+    for miss in missed(rows):
+        print(miss, file=sys.stderr)
+    return int(bool(missed(rows)))
