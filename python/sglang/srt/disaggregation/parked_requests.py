@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-
 from sglang.srt.disaggregation.base.conn import KVPoll
 
 if TYPE_CHECKING:
