@@ -81,12 +81,14 @@ class Checkout:
     def read(self, path: str) -> bytes | None:
         """A file's content, None when the commit has no such file."""
         blob = self._blobs.get(path)
-        if blob is None:
-            return None
+        return None if blob is None else self.blob(blob.name)
+
+    def blob(self, name: str) -> bytes:
+        """The content of a blob, by its hash."""
         if self._reader is None:
             self._reader = self.repository.stream("cat-file", "--batch")
         assert self._reader.stdin is not None and self._reader.stdout is not None
-        self._reader.stdin.write(blob.name.encode() + b"\n")
+        self._reader.stdin.write(name.encode() + b"\n")
         self._reader.stdin.flush()
         size = int(self._reader.stdout.readline().split()[2])
         return self._reader.stdout.read(size + 1)[:-1]

@@ -26,6 +26,7 @@ from seam.layer import Layer, Outcome
 from seam.lint import lint
 from seam.seamfile import Patch
 from seam.series import Release, Selection, Series
+from seam.takeout import TakenOut
 from seam.wheels import Wheel, is_cached
 
 EPILOG = (
@@ -106,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     am.add_argument("--onto", default="HEAD", metavar="REF", help="the commit to start from; HEAD")
     am.add_argument("--branch", metavar="NAME", help="the new branch; pd-series/COMMIT by default")
     am.add_argument("--release", metavar="R", help="the release REF is based on, if it cannot tell")
+    am.add_argument(
+        "--replace", action="store_true", help="take out what REF carries, and lay this instead"
+    )
     show = verb(_diff, "diff", "print a patch, or all of them, as they are on a release")
     show.add_argument("patch", nargs="?", metavar="PATCH")
     show.add_argument("--release", metavar="R", help="a supported release; the newest by default")
@@ -235,18 +239,23 @@ def _am(given: argparse.Namespace) -> int:
     selection = series.select(given.patch)
     with Checkout(given.checkout, given.onto) as checkout:
         branch = given.branch or f"pd-series/{checkout.label}"
-        carried = checkout.carried()
+        ground = TakenOut(checkout) if given.replace else None
+        carried = [] if ground else checkout.carried()
         there = [stamp.patch for stamp in carried]
         _refuse_carried(selection, there, checkout.label)
         if checkout.repository.has_branch(branch):
             raise SeamError(f"there is a branch {branch} already; choose another: --branch NAME")
         release = asked or checkout.release()
-        layer = Layer(checkout, release, series.overlay, carried)
+        layer = Layer(ground or checkout, release, series.overlay, carried)
         _lay(layer, [patch for patch in selection.patches if patch.name not in there])
         commits = tree.commits(layer, checkout.timestamp)
+        if ground:
+            commits = ground.below(commits, layer.read)
         head = checkout.repository.write(branch, commits, checkout.commit) if commits else ""
     for remark in selection.remarks(there):
         print(remark)
+    if ground and commits and ground.patches:
+        print(f"taken out first: {', '.join(ground.patches)}")
     _print_outcomes(layer)
     if release not in series.releases:
         print(f"{release} is not one of the supported releases, but everything found its place")
@@ -262,8 +271,8 @@ def _refuse_carried(selection: Selection, there: Sequence[str], commit: str) -> 
     again = [name for name in again if name not in selection.pulled]
     if again:
         raise SeamError(
-            f"{commit} carries already: {', '.join(again)}; name the patches you want besides, or "
-            "a commit below them: --onto REF"
+            f"{commit} carries already: {', '.join(again)}; name the patches you want besides, "
+            "lay this series in their place: --replace, or name a commit below them: --onto REF"
         )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +18,10 @@ FILE, EXECUTABLE = "100644", "100755"
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit to be: its message and the files it writes."""
+    """A commit to be: its message and the files it writes, None for one that it takes away."""
 
     message: str
-    files: dict[str, bytes]
+    files: Mapping[str, bytes | None]
     timestamp: int
     executables: frozenset[str] = field(default_factory=frozenset)
 
@@ -103,6 +103,9 @@ def _commit_stream(branch: str, commit: Commit, parent: str | None) -> Iterable[
     if parent:
         yield f"from {parent}\n".encode()
     for path, content in sorted(commit.files.items()):
+        if content is None:
+            yield f"D {_quoted(path)}\n".encode()
+            continue
         mode = EXECUTABLE if path in commit.executables else FILE
         yield f"M {mode} inline {_quoted(path)}\n".encode()
         yield b"data %d\n%s\n" % (len(content), content)

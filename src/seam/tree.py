@@ -54,6 +54,7 @@ class Plan:
         for commit in self.commits:
             digest.update(commit.message.encode())
             for path, content in sorted(commit.files.items()):
+                assert content is not None  # a tree begins without us
                 digest.update(f"{path} {len(content)}\n".encode() + content)
         return digest.hexdigest()
 

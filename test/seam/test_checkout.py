@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from workshop import Workshop, git
+from workshop import SEAMS, Workshop, git
 
 from seam.cli import main
 
@@ -187,3 +187,113 @@ def test_environment_of_a_git_hook_does_not_lead_elsewhere(
     monkeypatch.delenv("GIT_DIR")
     assert git(checkout, "rev-list", "--count", "main..ours") == "3"
     assert git(other, "branch", "--list", "ours") == ""
+
+
+# an older series ---------------------------------------------------------------------------------
+
+
+def older(workshop: Workshop) -> Path:
+    """A checkout whose branch carries the series, with own commits around and above it."""
+    checkout = workshop.checkout()
+    own(checkout, "till.py", "def lock(): ...\n")
+    assert main(["am", str(checkout), "--branch", "ours"]) == 0
+    git(checkout, "checkout", "--quiet", "ours")
+    own(checkout, "shop.py", "\n\ndef give(item): ...\n")
+    return checkout
+
+
+def own(checkout: Path, name: str, text: str) -> None:
+    file = checkout / "python/sglang/srt" / name
+    file.write_text(file.read_text() + text)
+    git(checkout, "commit", "--quiet", "--all", f"--message=own {name}")
+
+
+def renew(workshop: Workshop) -> None:
+    """Make a newer series: one patch changed, one gone, one new, a module rewritten."""
+    workshop.write_series(
+        {
+            "count-sales": SEAMS["count-sales"].replace("+ sales.count", "+ sales.add"),
+            "close-till": SEAMS["close-till"],
+            "open-till": SEAMS["close-till"]
+            .replace("@@ close", "@@ open")
+            .replace("+ assert item", "+ @callable"),
+        }
+    )
+    (workshop.root / "series/round-total.seam").unlink()
+    workshop.write("python/sglang/srt/sales.py", "def add(item):\n    return item\n")
+
+
+def test_replace_moves_an_older_series_to_a_newer_one(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkout = older(workshop)
+    renew(workshop)
+    (checkout / "python/sglang/srt/till.py").write_text("my own edit\n")
+    before = git(checkout, "status", "--porcelain")
+    capsys.readouterr()
+    for name in ("new", "again"):
+        assert main(["am", str(checkout), "--replace", "--branch", name]) == 0
+    assert git(checkout, "rev-parse", "new") == git(checkout, "rev-parse", "again")
+    assert git(checkout, "status", "--porcelain") == before
+    told = capsys.readouterr().out
+    assert "taken out first: close-till, count-sales, round-total" in told
+    log = git(checkout, "log", "--reverse", "--format=%s %(trailers:key=Seam)", "ours..new")
+    assert [line.split()[-1] for line in log.splitlines() if line] == [
+        "out", "count-sales", "close-till", "open-till",
+    ]  # fmt: skip
+    shop = git(checkout, "show", "new:python/sglang/srt/shop.py")
+    assert "sales.add(item)" in shop and "round(" not in shop and "def give(item)" in shop
+    assert "def lock()" in git(checkout, "show", "new:python/sglang/srt/till.py")
+    git(checkout, "checkout", "--quiet", "--force", "new")
+    assert main(["status", str(checkout)]) == 0
+
+
+def test_replace_leads_to_what_the_newer_series_alone_gives(workshop: Workshop) -> None:
+    checkout = older(workshop)
+    renew(workshop)
+    assert main(["am", str(checkout), "--replace", "--branch", "new"]) == 0
+    git(checkout, "checkout", "--quiet", "-b", "plain", "main")
+    own(checkout, "shop.py", "\n\ndef give(item): ...\n")
+    assert main(["am", str(checkout), "--branch", "alone"]) == 0
+    assert git(checkout, "diff", "new", "alone") == ""
+
+
+def test_replace_by_the_same_series_does_nothing(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkout = older(workshop)
+    assert main(["am", str(checkout), "--replace", "--branch", "new"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert git(checkout, "branch", "--list", "new") == ""
+
+
+def test_replace_twice_and_after_a_revert(workshop: Workshop) -> None:
+    checkout = older(workshop)
+    git(checkout, "revert", "--no-edit", "HEAD~1")
+    renew(workshop)
+    assert main(["am", str(checkout), "--replace", "--branch", "new"]) == 0
+    git(checkout, "checkout", "--quiet", "new")
+    workshop.write("python/sglang/srt/sales.py", "def add(item):\n    return 1\n")
+    assert main(["am", str(checkout), "--replace", "--branch", "newest"]) == 0
+    assert "return 1" in git(checkout, "show", "newest:python/sglang/srt/sales.py")
+    assert git(checkout, "diff", "--name-only", "new", "newest") == (
+        "python/sglang/srt/pd_series/stamps/count_sales.py\npython/sglang/srt/sales.py"
+    )
+
+
+def test_replace_refuses_what_it_cannot_take_out(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkout = older(workshop)
+    till = checkout / "python/sglang/srt/till.py"
+    till.write_text(till.read_text().replace("assert item", "assert item, 2"))
+    git(checkout, "commit", "--quiet", "--all", "--message=edit")
+    assert main(["am", str(checkout), "--replace", "--branch", "new"]) == 1
+    told = capsys.readouterr().err
+    assert "till.py was changed where close-till put its lines" in told and "git revert" in told
+    git(checkout, "checkout", "--quiet", "-b", "squashed", "main")
+    git(checkout, "merge", "--quiet", "--squash", "ours")
+    git(checkout, "commit", "--quiet", "--message=squashed")
+    assert main(["am", str(checkout), "--replace", "--branch", "new"]) == 1
+    assert "were they squashed?" in capsys.readouterr().err
+    assert git(checkout, "branch", "--list", "new") == ""
