@@ -11,11 +11,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
+from packaging.version import InvalidVersion, Version
+
+from seam import wheels
 from seam.annotate import Origin, annotate
 from seam.builttree import BuiltTree
 from seam.drift import Sources, drift
 from seam.errors import SeamError
 from seam.newpatch import Proposer, empty, from_tree, refuse_name
+from seam.newrelease import read_entry, steps, with_entry
 from seam.refresh import Refused, carried, lay, refresh
 from seam.seamfile import parse
 from seam.series import Series, store
@@ -37,6 +41,9 @@ def register(verb: AddVerb, again: Again) -> None:
     begin.add_argument("--from", dest="dir", metavar="DIR", type=Path, help="an edited built tree")
     origin = verb(_annotate, "annotate", "say which patch and hunk put a line of a tree there")
     origin.add_argument("file", metavar="FILE[:LINE]", help="in a built tree or a checkout")
+    does = "add a release to the supported ones, and say what is left to do for it"
+    release = verb(_release, "release", does)
+    release.add_argument("version", metavar="VERSION")
     changed = verb(_drift, "drift", "print what changed in the scopes that patches touch")
     changed.add_argument("old", metavar="OLD", help="a supported release")
     changed.add_argument("new", metavar="NEW", help="another one")
@@ -97,6 +104,33 @@ def _new(given: argparse.Namespace) -> int:
         print(f"written  {path}")
     print("now fill in its message; `seam check` says what is left")
     return 0
+
+
+MARKS = {True: "x", False: " ", None: "?"}
+"""How a step stands; only a person can tell whether one marked ? is done."""
+
+
+def _release(given: argparse.Namespace) -> int:
+    series = Series.load()
+    try:
+        version = str(Version(given.version))
+    except InvalidVersion as error:
+        raise SeamError(f"{given.version!r} is no version: want one like 0.5.24") from error
+    if version not in series.releases:
+        entry = read_entry(wheels.find(version, series.newest), series.newest)
+        path = "series/releases.toml"
+        text = with_entry((series.root / path).read_text(), entry)
+        store(series.root, {path: text.encode()})
+        print(f"written  {path}; compare its sha256 with the one that the publisher shows")
+        for remark in entry.remarks:
+            print(f"{'':<9}{remark}")
+        series = Series.load(series.root)
+    found = steps(series, series.release(version))
+    for step in found:
+        print(f"[{MARKS[step.done]}] {step.name:<8}{step.told}")
+        for line in step.detail.splitlines():
+            print(f"{'':<12}{line}".rstrip())
+    return int(any(step.done is False for step in found))
 
 
 def _drift(given: argparse.Namespace) -> int:

@@ -38,6 +38,21 @@ def fetch(release: Release) -> Path:
     return path
 
 
+def find(version: str, like: Release) -> Path:
+    """The wheel of a version whose digest nobody has written down yet.
+
+    It is looked for in the cache, then fetched through pip for the interpreter and the platform
+    that the wheel of `like` is for. Raises `SeamError` when there is none, or more than one.
+    """
+    there = sorted(cache().glob(f"{PACKAGE}-{version}-*.whl"))
+    if len(there) > 1:
+        raise SeamError(f"{cache()} has several wheels of {version}; leave one there")
+    if not there:
+        _download_new(version, like)
+        there = sorted(cache().glob(f"{PACKAGE}-{version}-*.whl"))
+    return there[0]
+
+
 def is_cached(release: Release) -> bool:
     """Whether the wheel can be had without a network."""
     return (cache() / release.wheel).is_file()
@@ -67,9 +82,9 @@ def _download(release: Release, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as folder:
-            run = subprocess.run(
-                _pip_command(release, Path(folder)), capture_output=True, text=True, check=False
-            )
+            wanted = f"{PACKAGE}=={release.name} --hash=sha256:{release.sha256}"
+            command = _pip_command(release.wheel, wanted, Path(folder))
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
             fetched = Path(folder) / release.wheel
             if run.returncode or not fetched.is_file():
                 reason = (run.stderr.strip() or run.stdout.strip()).splitlines()[-1:]
@@ -85,11 +100,29 @@ def _download(release: Release, path: Path) -> None:
         ) from error
 
 
-def _pip_command(release: Release, folder: Path) -> list[str]:
-    """Ask for the very file by its digest, whatever this interpreter could install itself."""
+def _download_new(version: str, like: Release) -> None:
+    """As `_download`, but what the index has is taken; pip compares it with the index's digest."""
+    if importlib.util.find_spec("pip") is None:
+        raise SeamError(f"this interpreter has no pip to fetch {PACKAGE} {version}; {OFFLINE_HELP}")
+    cache().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache(), prefix=".fetch-") as folder:
+        command = _pip_command(like.wheel, f"{PACKAGE}=={version}", Path(folder))
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        fetched = sorted(Path(folder).glob("*.whl"))
+        if run.returncode or not fetched:
+            reason = (run.stderr.strip() or run.stdout.strip()).splitlines()[-1:]
+            raise SeamError(
+                f"pip could not fetch {PACKAGE} {version}: {' '.join(reason) or 'no wheel'}\n"
+                f"  {OFFLINE_HELP} ({cache()})"
+            )
+        fetched[0].replace(cache() / fetched[0].name)
+
+
+def _pip_command(wheel: str, wanted: str, folder: Path) -> list[str]:
+    """Ask for a file for the tags that `wheel` has, whatever this interpreter could install."""
     requirement = folder / "requirement.txt"
-    requirement.write_text(f"{PACKAGE}=={release.name} --hash=sha256:{release.sha256}\n")
-    tags = sorted(parse_wheel_filename(release.wheel)[3], key=str)
+    requirement.write_text(f"{wanted}\n")
+    tags = sorted(parse_wheel_filename(wheel)[3], key=str)
     tag = tags[0]
     version = tag.interpreter[2:]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
