@@ -21,11 +21,12 @@ from rich.text import Text
 from seam import ci, diff, matrix, tree, upkeep
 from seam.checkout import Checkout
 from seam.errors import SeamError
-from seam.installed import Installed, Standing
+from seam.installed import Installed
 from seam.layer import Layer, Outcome
 from seam.lint import lint
 from seam.seamfile import Patch
 from seam.series import Release, Selection, Series
+from seam.status import status
 from seam.takeout import TakenOut
 from seam.wheels import Wheel, is_cached
 
@@ -113,12 +114,13 @@ def _parser() -> argparse.ArgumentParser:
     show = verb(_diff, "diff", "print a patch, or all of them, as they are on a release")
     show.add_argument("patch", nargs="?", metavar="PATCH")
     show.add_argument("--release", metavar="R", help="a supported release; the newest by default")
-    status = verb(
-        _status, "status", "say which patches a tree carries, and whether it is unchanged"
+    state = verb(
+        _status, "status", "say which patches an SGLang carries, and whether it is unchanged"
     )
-    status.add_argument(
+    state.add_argument(
         "dir", nargs="?", metavar="DIR", type=Path, help="what this interpreter imports by default"
     )
+    state.add_argument("--json", action="store_true", help="print the result for machines")
     upkeep.register(verb, _again)
     return parser
 
@@ -292,19 +294,9 @@ def _diff(given: argparse.Namespace) -> int:
 
 
 def _status(given: argparse.Namespace) -> int:
-    standing = Standing(given.dir)
-    stamps = standing.stamps
-    if not stamps:
-        print(f"{standing.python}: sglang {standing.version}, stock: no patch of the series")
-        return 0
-    count = f"{len(stamps)} patch{'es' if len(stamps) > 1 else ''} of the series"
-    print(f"{standing.python}: sglang {standing.version}, {count}")
-    changed = False
-    for stamp in stamps:
-        broken = list(stamp.broken(standing.read))
-        changed |= bool(broken)
-        made = "" if stamp.release == standing.version else f" (made for {stamp.release})"
-        print(f"{'changed' if broken else 'ok':<8} {stamp.patch}: {stamp.subject}{made}")
-        for line in broken:
-            print(f"{'':<8} {line}")
-    return int(changed)
+    found = status(given.dir)
+    if given.json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        print("\n".join(found.lines()))
+    return int(not found.is_sound)

@@ -8,8 +8,9 @@ import base64
 import csv
 import hashlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
+from importlib.metadata import Distribution
 from pathlib import Path
 
 from seam import stamp
@@ -17,6 +18,8 @@ from seam.errors import SeamError
 from seam.stamp import Stamp
 from seam.wheels import PACKAGE
 
+FROM_PACKAGE = "installed, verified against its RECORD"
+"""Says in a tree's first commit that it was built from the installed package."""
 SHOWN = 10
 """Most changed files that an error names."""
 
@@ -31,18 +34,12 @@ class Installed:
         except metadata.PackageNotFoundError as error:
             raise SeamError(f"no package {name!r} is installed for this interpreter") from error
         self.version = distribution.version
-        self.label = f"{self.version} (installed, verified against its RECORD)"
+        self.label = f"{self.version} ({FROM_PACKAGE})"
         self._files: dict[str, bytes] = {}
         self._executables: set[str] = set()
         changed = []
-        # `distribution.files` leaves missing files out, from Python 3.12 on.
-        record = (distribution.read_text("RECORD") or "").splitlines()
-        for entry, wanted, *_ in csv.reader(record):
-            if not entry.startswith(f"{PACKAGE}/") or not wanted:
-                continue
-            located = Path(str(distribution.locate_file(entry)))
-            content = located.read_bytes() if located.is_file() else None
-            if content is None or _digest(content, wanted) != wanted:
+        for entry, located, content in _recorded(distribution):
+            if content is None:
                 changed.append(entry)
                 continue
             path = f"python/{entry}"
@@ -72,6 +69,29 @@ class Installed:
     def is_executable(self, path: str) -> bool:
         """Whether a file is executable."""
         return path in self._executables
+
+
+def _recorded(distribution: Distribution) -> Iterator[tuple[str, Path, bytes | None]]:
+    """The files of the package by its RECORD, with their content; None when it is another."""
+    # `distribution.files` leaves missing files out, from Python 3.12 on.
+    record = (distribution.read_text("RECORD") or "").splitlines()
+    for entry, wanted, *_ in csv.reader(record):
+        if entry.startswith(f"{PACKAGE}/") and wanted:
+            located = Path(str(distribution.locate_file(entry)))
+            content = located.read_bytes() if located.is_file() else None
+            same = content is not None and _digest(content, wanted) == wanted
+            yield entry, located, content if same else None
+
+
+def record_changes(name: str, python: Path) -> list[str]:
+    """Files of the package `name` that differ from its RECORD, if `python` is where it is."""
+    try:
+        distribution = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return []
+    if Path(str(distribution.locate_file(""))).resolve() != python:
+        return []
+    return [entry for entry, _, content in _recorded(distribution) if content is None]
 
 
 def _digest(content: bytes, like: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -284,7 +285,7 @@ def test_status_tells_stock_patched_and_changed(
     assert main(["status", str(target)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == f"{target}/python: sglang 0.5.23, 3 patches of the series"
-    assert told[1:] == [
+    assert told[1:4] == [
         f"ok       {name}: area: what it does"
         for name in ("close-till", "count-sales", "round-total")
     ]
@@ -302,7 +303,7 @@ def test_status_tells_a_patch_that_was_made_for_another_release(
     assert main(["tree", str(target), "--release", "0.5.22"]) == 0
     version = target / "python/sglang/_version.py"
     version.write_text(version.read_text().replace("0.5.22", "0.5.23"))
-    assert main(["status", str(target)]) == 0
+    assert main(["status", str(target)]) == 1
     assert "(made for 0.5.22)" in capsys.readouterr().out
 
 
@@ -321,3 +322,33 @@ def test_status_does_not_run_a_stamp(
     file.write_text("raise SystemExit('run')\n")
     assert main(["status", str(target)]) == 1
     assert "not a stamp that seam wrote" in capsys.readouterr().err
+
+
+def test_status_of_a_tree_tells_what_it_was_built_from_and_edits(
+    workshop: Workshop, site: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tree", str(target), "--from", "sglang"]) == 0
+    assert main(["status", str(target)]) == 0
+    told = capsys.readouterr().out
+    assert "built from sglang 0.5.23 (installed, verified against its RECORD)" in told
+    assert f" at {sys.executable}" in told
+    (target / "python/sglang/tool.sh").write_text("edited\n")
+    assert main(["status", str(target)]) == 1
+    assert "edited   python/sglang/tool.sh" in capsys.readouterr().out
+    assert main(["status", "--json", str(target)]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is False and told["changed"] == ["python/sglang/tool.sh"]
+    assert [one["name"] for one in told["patches"]] == ["close-till", "count-sales", "round-total"]
+
+
+def test_status_tells_a_wheel_that_was_changed_or_exchanged(
+    workshop: Workshop, site: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tree", str(target), "--from", "sglang"]) == 0
+    assert main(["status"]) == 0
+    (site / "sglang/srt/till.py").write_text("changed\n")
+    assert main(["status"]) == 1
+    assert "edited   python/sglang/srt/till.py" in capsys.readouterr().out
+    (site / "sglang-0.5.23.dist-info/METADATA").write_text("Name: sglang\nVersion: 0.5.24\n")
+    assert main(["status", str(target)]) == 1
+    assert "the tree is 0.5.23, but 0.5.24 is installed now" in capsys.readouterr().out
