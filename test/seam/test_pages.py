@@ -170,13 +170,12 @@ def test_release_branch(shell: Shell, tmp_path: Path) -> None:
     (commands,) = blocks(page, "One patch")
     assert "transfers_first.py" in shell.run(commands)
 
-    git(checkout, "stash", "--quiet")
     pick, elsewhere = blocks(page, "Pick, revert, mail")
     shell.run(pick)
     assert patches_of(checkout, "hotfix") == ["transfers-first", "parallel-samples"]
     shell.run(elsewhere)
     assert patches_of(checkout, "one-on-0.5.11") == ["transfers-first"]
-    git(checkout, "stash", "pop", "--quiet")
+    assert git(checkout, "status", "--porcelain", "--untracked-files=no") == "M own.txt"
 
 
 def test_release_branch_moves_to_a_newer_series(shell: Shell, tmp_path: Path) -> None:
