@@ -79,6 +79,21 @@ async def _get(session: aiohttp.ClientSession, url: str) -> Any:
         return {}
 
 
+async def kv_in_use(url: str, limit_s: float) -> int | None:
+    """KV tokens that are locked or lost, as soon as there are none; None of one that does not say.
+
+    What a server merely keeps for later prompts is not in use.
+    """
+    limit = time.monotonic() + limit_s
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LIMIT_S)) as session:
+        while True:
+            loads = (await _get(session, url + LOADS)).get("loads", ())
+            used = [load["num_used_tokens"] for load in loads if "num_used_tokens" in load]
+            if not any(used) or time.monotonic() > limit:
+                return sum(used) if used else None
+            await asyncio.sleep(INTERVAL_S)
+
+
 def _slots(state: Any) -> dict[str, int]:
     """Rows by status of the first rank; all ranks hold the same."""
     return next((s.get("metadata_slots", {}) for s in state.get("internal_states", ())), {})

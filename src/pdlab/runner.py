@@ -15,7 +15,7 @@ import aiohttp
 from pdlab.errors import LabError
 from pdlab.figures import Figure, median, show
 from pdlab.health import Probe, probing
-from pdlab.occupancy import Sample, sampling
+from pdlab.occupancy import Sample, kv_in_use, sampling
 from pdlab.pair import Launcher, Pair
 from pdlab.progress import Progress
 from pdlab.scenarios.model import (
@@ -242,8 +242,22 @@ async def _drive(pair: Pair, wave: Wave, occupancy: bool) -> WaveResult:
     else:
         outcomes = await _send(pair, wave)
         seconds = time.monotonic() - start
-    slots = await _settled(pair.decode.url, wave.settle_s) if wave.settle_s else {}
-    return WaveResult(wave, tuple(outcomes), tuple(probes), seconds, slots, tuple(samples))
+    result = WaveResult(wave, tuple(outcomes), tuple(probes), seconds, samples=tuple(samples))
+    if not wave.settle_s:
+        return result
+    slots = await _settled(pair.decode.url, wave.settle_s)
+    return replace(result, slots=slots, kv_in_use=await _kv_in_use(pair, wave.settle_s))
+
+
+async def _kv_in_use(pair: Pair, limit_s: float) -> dict[str, int]:
+    """KV tokens in use by server, of those that say so, once there are none or time is up."""
+    servers = [server for server in pair.servers if server.url != pair.url]
+    used = [await kv_in_use(server.url, limit_s) for server in servers]
+    return {
+        s.process.name: tokens
+        for s, tokens in zip(servers, used, strict=True)
+        if tokens is not None
+    }
 
 
 async def _send(pair: Pair, wave: Wave) -> list[Outcome]:

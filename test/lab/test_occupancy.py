@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 
 from pdlab import occupancy
-from pdlab.occupancy import Sample, sampling
+from pdlab.occupancy import Sample, kv_in_use, sampling
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LOADS = {
@@ -22,6 +23,22 @@ LOADS = {
         }
     ]
 }
+
+
+@asynccontextmanager
+async def serving(paths: dict[str, Handler]) -> AsyncIterator[str]:
+    """The address of a server with these paths."""
+    app = web.Application()
+    for path, handler in paths.items():
+        app.router.add_get(path, handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield site.name
+    finally:
+        await runner.cleanup()
 
 
 def look(paths: dict[str, Handler], until: int, interval_s: float = 0.001) -> list[Sample]:
@@ -37,20 +54,11 @@ def look(paths: dict[str, Handler], until: int, interval_s: float = 0.001) -> li
         return handle
 
     async def run() -> list[Sample]:
-        app = web.Application()
-        for path, handler in paths.items():
-            app.router.add_get(path, counted(handler))
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            async with sampling(site.name, interval_s) as samples:
-                while asked < until:
-                    await asyncio.sleep(0.001)
-            return samples
-        finally:
-            await runner.cleanup()
+        counting = {path: counted(handler) for path, handler in paths.items()}
+        async with serving(counting) as url, sampling(url, interval_s) as samples:
+            while asked < until:
+                await asyncio.sleep(0.001)
+        return samples
 
     return asyncio.run(run())
 
@@ -113,3 +121,31 @@ def test_a_long_wave_keeps_a_bounded_number_of_looks_from_all_of_it(
     assert 4 <= len(samples) < 8
     assert times == sorted(times)
     assert times[0] < times[-1] / 4  # the beginning is still there
+
+
+def in_use(loads: list[dict[str, int]], limit_s: float = 10.0) -> int | None:
+    """What is in use of a server that answers these, one a look, and then the last again."""
+    left = list(loads)
+
+    async def handle(_: web.Request) -> web.Response:
+        return web.json_response({"loads": [left.pop(0) if len(left) > 1 else left[0]]})
+
+    async def run() -> int | None:
+        async with serving({"/v1/loads": handle}) as url:
+            return await kv_in_use(url, limit_s)
+
+    return asyncio.run(run())
+
+
+def test_kv_in_use_is_waited_for_until_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(occupancy, "INTERVAL_S", 0.001)
+    assert in_use([{"num_used_tokens": 32}, {"num_used_tokens": 16}, {"num_used_tokens": 0}]) == 0
+
+
+def test_kv_that_stays_in_use_is_told_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(occupancy, "INTERVAL_S", 0.001)
+    assert in_use([{"num_used_tokens": 16}], limit_s=0.01) == 16
+
+
+def test_a_server_that_does_not_count_its_kv_has_none_to_tell() -> None:
+    assert in_use([{"num_running_reqs": 0}]) is None

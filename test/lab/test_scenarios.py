@@ -174,3 +174,22 @@ def test_a_metadata_row_that_stays_held_does_not_hold() -> None:
         waves = tuple(replace(wave, slots=slots) for wave in seen.waves)
         rows = by_name(scenario.figures(replace(seen, waves=waves)))
         assert rows["metadata rows not free"].holds == holds
+
+
+def test_kv_that_stays_in_use_does_not_hold() -> None:
+    scenario = SCENARIOS["prefix"]
+    seen = observe(scenario, RIGHT)
+    for tokens, holds in ((0, True), (16, False)):
+        in_use = {"prefill": 0, "decode": tokens}
+        waves = tuple(replace(wave, kv_in_use=in_use) for wave in seen.waves[-1:])
+        rows = by_name(scenario.figures(replace(seen, waves=(*seen.waves[:-1], *waves))))
+        assert rows["KV tokens in use when idle"].holds == holds
+
+
+def test_a_prompt_is_cached_whole_when_all_its_tokens_are() -> None:
+    scenario = SCENARIOS["prefix"]
+    whole = replace(RIGHT, cached_tokens=144)
+    seen = observe(scenario, whole)
+    lengths = [len(request.prompt) for result in seen.waves for request in result.wave.requests]
+    rows = by_name(scenario.figures(seen))
+    assert rows["prompts cached whole"].value == lengths.count(144) > 0

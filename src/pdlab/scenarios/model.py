@@ -25,7 +25,7 @@ class Wave:
     """Requests sent together; the next wave begins when all of them are answered.
 
     `probes`: the decode server is asked for its health meanwhile. `idle_s`: seconds in which
-    nothing else is sent. `settle_s`: seconds the decode server has afterwards to let go of all.
+    nothing else is sent. `settle_s`: seconds the servers have afterwards to let go of all.
     """
 
     name: str
@@ -41,7 +41,8 @@ class WaveResult:
     """What a wave gave: outcomes in the order of its requests, and how long all of it took.
 
     `slots`: metadata rows of the decode server by status once it had settled, where it says so.
-    `samples`: what that server held meanwhile.
+    `samples`: what that server held meanwhile. `kv_in_use`: KV tokens by server that were neither
+    free nor merely cached once it had settled, where it says so.
     """
 
     wave: Wave
@@ -50,6 +51,7 @@ class WaveResult:
     seconds: float
     slots: dict[str, int] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
+    kv_in_use: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,22 @@
 Prompts end at, before and behind a page, and prefill takes them in chunks of three pages, so that
 last chunks end inside pages. What decode has cached of a prompt is as long as what prefill has,
 shorter (the first of two is still being decoded) and longer (its answer belongs to it). A last
-prompt needs the whole pool of the decode server: a page that is still held, or still locked, would
-keep it waiting. Without a draft, decode has prompts of whole pages whole; with one it lacks a page,
-for its tree keys pairs of tokens.
+prompt evicts all that decode has cached, and then no page is in use on either end. Without a draft
+(`--model` alone) decode has prompts of whole pages whole; with one it lacks a page, for its tree
+keys pairs of tokens.
 """
 
 from __future__ import annotations
 
 import itertools
 
-from pdlab.figures import Better, Figure
+from pdlab.figures import TIMING_NOISE, Better, Figure
 from pdlab.scenarios.model import (
     Observation,
     Reference,
     Scenario,
     Wave,
+    WaveResult,
     accept_length,
     correctness,
 )
@@ -30,7 +31,7 @@ REQUESTS, PROMPT, SHARED, NEW_TOKENS, ROUNDS = 8, 123, 100, 48, 3
 EDGE_PROMPTS = tuple(pages * PAGE + step for pages in (1, 2, 3, 6, 9) for step in (-1, 0, 1))
 EDGE_NEW_TOKENS, CONTINUED_NEW_TOKENS, EDGES_AT_A_TIME = 24, 20, 10
 # One page is never handed out, and one the last verification drafts into.
-LAST_NEW_TOKENS = 8
+LAST_NEW_TOKENS, SETTLE_S = 8, 10.0
 LAST_PROMPT = (POOL_PAGES - 2) * PAGE - RESERVED - LAST_NEW_TOKENS
 
 
@@ -65,14 +66,23 @@ def follow_ups(reference: Reference) -> list[Wave]:
     last = Request(tuple(itertools.islice(words, LAST_PROMPT)), LAST_NEW_TOKENS)
     return [
         Wave("continued", continued, concurrency=EDGES_AT_A_TIME),
-        Wave("whole pool", (last,)),
+        Wave("whole pool", (last,), settle_s=SETTLE_S),
     ]
 
 
 def figures(seen: Observation) -> list[Figure]:
     slowest = max((outcome.latency_s for outcome in seen.outcomes), default=0.0)
+    in_use = [tokens for result in seen.waves for tokens in result.kv_in_use.values()]
     return [
         *correctness(seen),
+        Figure("prompts cached whole", float(sum(map(_cached_whole, seen.waves)))),
+        Figure(
+            "KV tokens in use when idle",
+            float(sum(in_use)) if in_use else None,
+            "",
+            Better.LOWER,
+            must=0.0 if in_use else None,
+        ),
         *(
             Figure(
                 f"cached tokens, {result.wave.name}",
@@ -83,8 +93,14 @@ def figures(seen: Observation) -> list[Figure]:
             for result in seen.waves
         ),
         *(accept_length(f"accept length, {r.wave.name}", r.outcomes) for r in seen.waves),
-        Figure("slowest request", slowest, "s", Better.LOWER),
+        Figure("slowest request", slowest, "s", Better.LOWER, noise=TIMING_NOISE),
     ]
+
+
+def _cached_whole(result: WaveResult) -> int:
+    """Requests of which decode had every page: prefill always leaves a token to compute."""
+    answered = zip(result.wave.requests, result.outcomes, strict=True)
+    return sum(outcome.cached_tokens == len(request.prompt) for request, outcome in answered)
 
 
 SCENARIO = Scenario(
