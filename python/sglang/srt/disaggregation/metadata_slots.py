@@ -78,6 +78,8 @@ class Slot:
     index: int
     generation: int
     owner: str
+    since: float
+    """When it was leased, on the monotonic clock, in seconds."""
     status: Status = Status.TRANSFERRING
 
     def hand_over(self) -> None:
@@ -131,6 +133,8 @@ class SlotPool:
         self.holders: list[Slot | None] = [None] * size
         self.generations = [0] * size
         self.census = dict.fromkeys(Status, 0) | {Status.FREE: size}
+        self.longest_hold = 0.0
+        """Seconds of the longest hold among rows that came back; whoever reports it resets it."""
         self.buffers: MetadataBuffers | None = None
         self._queue: DecodePreallocQueue | None = None
         self._quarantine: deque[tuple[Slot, float]] = deque()
@@ -159,7 +163,7 @@ class SlotPool:
         index = self.free_slots.popleft()
         assert self.holders[index] is None, self.refusal(self.holders[index], "lease")
         self.generations[index] += 1
-        slot = Slot(self, index, self.generations[index], owner)
+        slot = Slot(self, index, self.generations[index], owner, time.monotonic())
         self.holders[index] = slot
         self.census[Status.FREE] -= 1
         self.census[slot.status] += 1
@@ -185,6 +189,7 @@ class SlotPool:
         """Put the row of a released `slot` at the end of the line, marked as not yet written."""
         assert self.holders[slot.index] is slot, self.refusal(slot, "return")
         self.holders[slot.index] = None
+        self.longest_hold = max(self.longest_hold, time.monotonic() - slot.since)
         self._mark_unwritten(slot.index)
         self.free_slots.append(slot.index)
 
@@ -202,6 +207,13 @@ class SlotPool:
     def held(self) -> list[Slot]:
         """Rows that belong to somebody, in index order."""
         return [s for s in self.holders if s is not None and s.status is not Status.QUARANTINED]
+
+    def take_longest_hold(self) -> float:
+        """Seconds of the longest hold that went on since this was last asked, and reset it."""
+        now = time.monotonic()
+        longest = max([self.longest_hold, *(now - slot.since for slot in self.held())])
+        self.longest_hold = 0.0
+        return longest
 
     def counts(self) -> dict[str, int]:
         """Rows by status; a quarantined row whose limit has passed counts as free."""

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sized
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.io_struct import (
+    AbortReq,
     HealthCheckOutput,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
@@ -17,6 +20,18 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
 RID_PREFIX = "HEALTH_CHECK"  # constants.HEALTH_CHECK_RID_PREFIX, from 0.5.10 on
+
+
+class Outcome(Enum):
+    """What became of a probe."""
+
+    ANSWERED = "answered"
+    GENERATED = "generated"
+    WITHDRAWN = "withdrawn"
+
+
+outcomes: Counter[Outcome] = Counter()
+"""What became of the probes of this process; a withdrawn one was answered or generated before."""
 
 
 def is_probe(message: Any) -> bool:
@@ -40,12 +55,15 @@ def answer(scheduler: Scheduler, messages: list[Any]) -> None:
     in it and is generated for real when the server is at rest and nothing but probes came in. A
     `HealthCheckOutput` is the HTTP side asking the loop alone: it goes back as it came.
     """
+    outcomes[Outcome.WITHDRAWN] += sum(map(_withdraws_probe, messages))
     asked = [message for message in messages if _asks_for_health(message)]
     if not asked or not scheduler.pp_group.is_first_rank:
         return
     chosen = None
     if len(asked) == len(messages) and at_rest(scheduler):
         chosen = next(filter(is_probe, asked), None)
+    outcomes[Outcome.GENERATED] += chosen is not None
+    outcomes[Outcome.ANSWERED] += len(asked) - (chosen is not None)
     for message in asked:
         if message is not chosen or _memory_is_held(scheduler):
             _reply(scheduler, message)
@@ -73,6 +91,10 @@ def at_rest(scheduler: Scheduler) -> bool:
 def _asks_for_health(message: Any) -> bool:
     """Whether the reply to `message` is that the loop turns: a probe, or the HTTP side's echo."""
     return isinstance(message, HealthCheckOutput) or is_probe(message)
+
+
+def _withdraws_probe(message: Any) -> bool:
+    return isinstance(message, AbortReq) and (message.rid or "").startswith(RID_PREFIX)
 
 
 def _queues(scheduler: Scheduler) -> Iterator[Sized]:

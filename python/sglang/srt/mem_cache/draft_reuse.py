@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -40,11 +41,15 @@ class Reason(Enum):
     SHARDED = "the rows of a sharded draft pool would be spliced from other ranks' stripes"
 
 
+refused: Counter[Reason] = Counter()
+"""Hits that this process did not take, or cut, by reason."""
+
 _told: set[Reason] = set()
 
 
 def tell(reason: Reason, what: str, instead: str) -> None:
-    """Warn once per process and reason: what was refused, why, and what to set."""
+    """Count a refusal, and warn once per process and reason: what, why, and what to set."""
+    refused[reason] += 1
     if reason not in _told:
         _told.add(reason)
         logger.warning("%s, for %s. %s %s", what, reason.value, instead, OVERRIDE)

@@ -214,6 +214,7 @@ class DecodeSide:
             if hasattr(module, "get_parallel"):
                 self._patch(module, "get_parallel", lambda: parallel)
         self.now = 0.0
+        self.accepted = 1  # tokens that one step gives each request
         self._patch(metadata_slots, "time", SimpleNamespace(monotonic=lambda: self.now))
         if hasattr(decode, "time"):
             self._patch(decode.time, "monotonic", lambda: self.now)
@@ -470,11 +471,12 @@ class DecodeSide:
         ResultProcessor.process_batch_result_prebuilt(self.processor, batch)
 
     def _decode_result(self, batch, _result):
-        """What follows a forward pass: one more token for everyone, and an end for some."""
+        """What follows a forward pass: more tokens for everyone, and an end for some."""
         for req in batch.reqs:
             if req.finished():
                 continue
-            req.output_ids.append(TOKEN)
+            req.output_ids.extend([TOKEN] * self.accepted)
+            req.spec_verify_ct += 1
             (getattr(req, "update_finish_state", None) or req.check_finished)()
             if req.finished():
                 release_kv_cache(req, self.tree, insert=True)
