@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health probes at a fixed rate, each on time whether or not the one before was answered."""
+"""Health probes: several at once, or at a fixed rate whether or not those before were answered."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 import aiohttp
 
 PATH = "/health_generate"
+# Answered by the process that speaks HTTP, without its scheduler: what HTTP alone costs.
+HTTP_ONLY_PATH = "/model_info"
 INTERVAL_S = 0.1
 LIMIT_S = 30.0
 
@@ -29,36 +32,60 @@ class Probe:
         return self.status == 200
 
 
+async def volley(url: str, count: int, path: str = PATH) -> list[Probe]:
+    """The probes that `count` askers send at once."""
+    start = time.monotonic()
+    async with _session() as session:
+        return list(
+            await asyncio.gather(*(_probe(session, url + path, start) for _ in range(count)))
+        )
+
+
 @asynccontextmanager
 async def probing(
     url: str, interval_s: float = INTERVAL_S, path: str = PATH
 ) -> AsyncIterator[list[Probe]]:
-    """Probe `url` while the body runs; the list is complete once the body is left."""
+    """Probe `url` while the body runs; the list is complete once the body is left.
+
+    In a thread of its own: traffic that keeps this one busy must not count as the server's time.
+    """
     probes: list[Probe] = []
-    limit = aiohttp.ClientTimeout(total=LIMIT_S)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
+    over = threading.Event()
+
+    async def clock() -> None:
         start = time.monotonic()
-
-        async def probe() -> None:
-            sent = time.monotonic()
-            status = None
-            try:
-                async with session.get(url + path) as reply:
-                    status = reply.status
-            except (aiohttp.ClientError, asyncio.TimeoutError):
-                pass
-            probes.append(Probe(sent - start, time.monotonic() - sent, status))
-
-        async def clock(tasks: list[asyncio.Task[None]]) -> None:
-            while True:
-                tasks.append(asyncio.create_task(probe()))
+        async with _session() as session:
+            tasks = []
+            while not over.is_set():
+                tasks.append(asyncio.create_task(_probe(session, url + path, start, probes)))
                 await asyncio.sleep(interval_s)
+            await asyncio.gather(*tasks)
 
-        tasks: list[asyncio.Task[None]] = []
-        ticking = asyncio.create_task(clock(tasks))
-        try:
-            yield probes
-        finally:
-            ticking.cancel()
-            await asyncio.gather(ticking, *tasks, return_exceptions=True)
+    thread = threading.Thread(target=asyncio.run, args=(clock(),), daemon=True)
+    thread.start()
+    try:
+        yield probes
+    finally:
+        over.set()
+        await asyncio.to_thread(thread.join)
+
+
+def _session() -> aiohttp.ClientSession:
+    limit = aiohttp.ClientTimeout(total=LIMIT_S)
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limit)
+
+
+async def _probe(
+    session: aiohttp.ClientSession, url: str, start: float, probes: list[Probe] | None = None
+) -> Probe:
+    sent = time.monotonic()
+    status = None
+    try:
+        async with session.get(url) as reply:
+            status = reply.status
+    except (aiohttp.ClientError, asyncio.TimeoutError):
+        pass
+    probe = Probe(sent - start, time.monotonic() - sent, status)
+    if probes is not None:
+        probes.append(probe)
+    return probe

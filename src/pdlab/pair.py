@@ -70,12 +70,17 @@ class Pair:
         return next(s for s in self.servers if s.process.name in ("decode", "aggregated"))
 
     @property
+    def prefill(self) -> Server:
+        """The server that prefills."""
+        return next(s for s in self.servers if s.process.name in ("prefill", "aggregated"))
+
+    @property
     def commands(self) -> tuple[tuple[str, ...], ...]:
         """The command line of each server."""
         return tuple(tuple(server.process.command.words()) for server in self.servers)
 
     def require_alive(self) -> None:
-        """Raise ServerDied when one of the servers has ended."""
+        """Raise ServerDied when one of the servers has ended by itself."""
         for server in self.servers:
             server.process.require_alive()
 

@@ -39,21 +39,25 @@ class Command:
 
 @dataclass
 class Process:
-    """A running command. `pid` leads a process group; `poll` reaps it and gives its exit code."""
+    """A running command. `pid` leads a process group; `poll` reaps it and gives its exit code.
+
+    `ended`: it was ended on purpose.
+    """
 
     command: Command
     pid: int
     log: Path
     poll: Callable[[], int | None]
+    ended: bool = False
 
     @property
     def name(self) -> str:
         return self.command.name
 
     def require_alive(self) -> None:
-        """Raise ServerDied, with the end of the log, when the process has ended."""
+        """Raise ServerDied, with the end of the log, when the process has ended by itself."""
         code = self.poll()
-        if code is not None:
+        if code is not None and not self.ended:
             raise ServerDied(
                 f"{self.name} ended by itself ({_reason(code)}); the end of {self.log}:\n"
                 + tail(self.log)
@@ -65,6 +69,7 @@ class Process:
         Lab servers hold nothing worth a graceful end, and SGLang's takes five seconds and leaves
         its shared memory behind all the same.
         """
+        self.ended = True
         shared = set(_shared_memory(self.pid))
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)

@@ -213,4 +213,6 @@ def _wave(result: WaveResult) -> dict[str, Any]:
         "requests": requests,
         "probes": [asdict(probe) for probe in result.probes],
         "samples": [asdict(sample) | {"held": sample.held} for sample in result.samples],
+        "http": [asdict(probe) for probe in result.http],
+        "counts": result.counts,
     }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ import aiohttp
 
 from pdlab.errors import LabError
 from pdlab.figures import Figure, median, show
-from pdlab.health import Probe, probing
+from pdlab.health import HTTP_ONLY_PATH, Probe, probing
 from pdlab.occupancy import Sample, kv_in_use, sampling
 from pdlab.pair import Launcher, Pair
 from pdlab.progress import Progress
@@ -23,6 +24,7 @@ from pdlab.scenarios.model import (
     Observation,
     Reference,
     Scenario,
+    Seen,
     Wave,
     WaveResult,
 )
@@ -140,19 +142,19 @@ class Runner:
         runs: dict[str, ScenarioRun] = {}
         commands: dict[str, tuple[tuple[str, ...], ...]] = {}
         startup = []
-        for settings in dict.fromkeys(each.settings for each in scenarios):
+        for together in _sharing(scenarios):
+            settings = together[0].settings
             model = self.model_of(settings)
             about = f"{tree.label}: prefill, decode and router, {settings.describe()}"
             with self.launcher.pair(tree, settings, model) as pair:
                 self.progress.say(f"{about}  [dim]{pair.seconds:.1f} s[/]")
                 startup.append(pair.seconds)
                 commands[settings.describe()] = pair.commands
-                for scenario in scenarios:
-                    if scenario.settings == settings:
-                        with self.progress.step(f"{tree.label}: {scenario.name}"):
-                            reference = references[settings.reference()]
-                            run = self._run_scenario(pair, scenario, model, reference)
-                        runs[scenario.name] = run
+                for scenario in together:
+                    with self.progress.step(f"{tree.label}: {scenario.name}"):
+                        reference = references[settings.reference()]
+                        run = self._run_scenario(pair, scenario, model, reference)
+                    runs[scenario.name] = run
         ordered = tuple(runs[scenario.name] for scenario in scenarios)
         return TreeRun(tree, ordered, commands, tuple(startup))
 
@@ -161,7 +163,7 @@ class Runner:
     ) -> ScenarioRun:
         start = time.monotonic()
         rounds = []
-        for _ in range(self.rounds):
+        for _ in range(1 if scenario.ends_servers else self.rounds):
             rounds.append(_turns(pair, scenario, model, reference, self.occupancy))
         seen = (Observation(waves, reference, self.undisturbed) for waves in rounds)
         figures = median([scenario.figures(each) for each in seen])
@@ -179,6 +181,15 @@ def _turns(
     while not results or time.monotonic() - start < scenario.lasts_s:
         results += (asyncio.run(_watched(pair, _drive(pair, wave, occupancy))) for wave in waves)
     return tuple(results)
+
+
+def _sharing(scenarios: Sequence[Scenario]) -> list[list[Scenario]]:
+    """Scenarios that can use the same servers, one after the other."""
+    shared: dict[Settings, list[Scenario]] = {}
+    for scenario in scenarios:
+        if not scenario.ends_servers:
+            shared.setdefault(scenario.settings, []).append(scenario)
+    return [*shared.values(), *([scenario] for scenario in scenarios if scenario.ends_servers)]
 
 
 def _unanswered(waves: Sequence[Wave], reference: Reference) -> list[Request]:
@@ -228,21 +239,31 @@ async def _settled(url: str, limit_s: float) -> dict[str, int]:
 
 
 async def _drive(pair: Pair, wave: Wave, occupancy: bool) -> WaveResult:
-    probes: list[Probe] = []
-    samples: list[Sample] = []
     start = time.monotonic()
-    if wave.probes:
-        async with probing(pair.decode.url) as probes:
-            outcomes = await _send(pair, wave)
-            seconds = time.monotonic() - start
-    elif occupancy:  # never beside probes, whose answers it would delay
-        async with sampling(pair.decode.url) as samples:
-            outcomes = await _send(pair, wave)
-            seconds = time.monotonic() - start
-    else:
-        outcomes = await _send(pair, wave)
+    async with AsyncExitStack() as asking:
+        probes: list[Probe] = []
+        http: list[Probe] = []
+        samples: list[Sample] = []
+        if wave.probes:
+            probes = await asking.enter_async_context(probing(pair.decode.url))
+        if wave.http:
+            http = await asking.enter_async_context(probing(pair.decode.url, path=HTTP_ONLY_PATH))
+        if occupancy and not wave.asks:  # never beside probes, whose answers it would delay
+            samples = await asking.enter_async_context(sampling(pair.decode.url))
+        if wave.script:
+            seen = await wave.script(pair, lambda: _send(pair, wave))
+        else:
+            seen = Seen(await _send(pair, wave))
         seconds = time.monotonic() - start
-    result = WaveResult(wave, tuple(outcomes), tuple(probes), seconds, samples=tuple(samples))
+    result = WaveResult(
+        wave,
+        tuple(seen.outcomes),
+        (*probes, *seen.probes),
+        seconds,
+        samples=tuple(samples),
+        http=tuple(http),
+        counts=seen.counts,
+    )
     if not wave.settle_s:
         return result
     slots = await _settled(pair.decode.url, wave.settle_s)

@@ -34,6 +34,9 @@ CPU_ENVIRONMENT = {
 GPU_ENVIRONMENT = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
 # The fixture's draft with the argument that a draft of several layers is loaded with.
 MODEL_ENVIRONMENT = {"SGLANG_EXTERNAL_MODEL_PACKAGE": "pdlab.models"}
+# A probe fails after this long. The default of 20 s would make every scenario with a server that
+# does not answer a long one; whoever sets another limit gets it.
+HEALTH_ENVIRONMENT = {"SGLANG_HEALTH_CHECK_TIMEOUT": "3"}
 TRANSPORT_ENVIRONMENT = {
     "MC_FORCE_TCP": "1",
     "MOONCAKE_PROTOCOL": "tcp",
@@ -193,7 +196,7 @@ def environment(
     tree in it would be served instead of the one that was asked for.
     """
     own = {**(CPU_ENVIRONMENT if device is Device.CPU else GPU_ENVIRONMENT)}
-    preset = TRANSPORT_ENVIRONMENT | MODEL_ENVIRONMENT
+    preset = TRANSPORT_ENVIRONMENT | MODEL_ENVIRONMENT | HEALTH_ENVIRONMENT
     own |= {name: base.get(name, value) for name, value in preset.items()}
     own |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "TMPDIR": str(temporary)}
     return {**base, **own}

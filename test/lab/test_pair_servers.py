@@ -14,7 +14,9 @@ import pytest
 from leftovers import MARK, marked
 
 from pdlab import trees
-from pdlab.pair import Launcher, Pair
+from pdlab.control import load, post, stopped
+from pdlab.health import volley
+from pdlab.pair import Launcher, Pair, Server
 from pdlab.progress import Progress
 from pdlab.runner import Runner
 from pdlab.settings import Device, Model, Settings
@@ -40,6 +42,11 @@ class Up:
 
     def send(self, *requests: Request) -> list[Outcome]:
         return asyncio.run(send_all(self.pair.url, requests))
+
+
+def probe(server: Server, count: int) -> list[int | None]:
+    """What so many probes at once are answered with."""
+    return [each.status for each in asyncio.run(volley(server.url, count))]
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +117,37 @@ def test_a_prompt_longer_than_the_context_is_refused_with_its_reason(up: Up) -> 
 def test_decode_answers_a_health_probe(up: Up) -> None:
     with urllib.request.urlopen(up.pair.decode.url + "/health_generate", timeout=30) as reply:
         assert reply.status == 200
+
+
+def test_a_scheduler_that_stands_still_is_unhealthy_until_it_goes_on(up: Up) -> None:
+    with stopped(up.pair.decode):
+        assert probe(up.pair.decode, 3) == [503] * 3
+    assert probe(up.pair.decode, 3) == [200] * 3
+
+
+def test_paused_generation_is_healthy(up: Up) -> None:
+    for mode in ("in_place", "retract", "abort"):
+        asyncio.run(post(up.pair.decode, "/pause_generation", mode=mode))
+        assert probe(up.pair.decode, 5) == [200] * 5
+        asyncio.run(post(up.pair.decode, "/continue_generation"))
+
+
+def test_decode_is_healthy_while_requests_wait_for_a_prefill_and_after_its_end(up: Up) -> None:
+    """The last test of this file: it ends the prefill server."""
+
+    async def send_and_kill() -> tuple[list[Outcome], list[list[int | None]]]:
+        seen = []
+        with stopped(up.pair.prefill):
+            sending = asyncio.ensure_future(send_all(up.pair.url, burst))
+            while (await load(up.pair.decode))["transfer"] < len(burst):
+                await asyncio.sleep(0.05)
+            seen.append(await asyncio.to_thread(probe, up.pair.decode, 20))
+            up.pair.prefill.process.stop()
+            seen.append(await asyncio.to_thread(probe, up.pair.decode, 20))
+        return await sending, seen
+
+    burst = random_requests(12, up.model.vocab, [40] * 8, 16)
+    outcomes, seen = asyncio.run(send_and_kill())
+    assert seen == [[200] * 20] * 2
+    assert all(outcome.error for outcome in outcomes)
+    assert probe(up.pair.decode, 20) == [200] * 20

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pdlab import runner
 from pdlab.errors import LabError
 from pdlab.figures import Figure
 from pdlab.health import Probe
@@ -15,6 +16,11 @@ from pdlab.scenarios.model import Observation, Scenario, WaveResult, latency, th
 from pdlab.traffic import Outcome
 
 VOCAB = 512
+# What scripts count; none of it is wrong at 0.
+COUNTED = (
+    *("prealloc", "transfer", "running", "left by probes", "most retracted", "probes sent"),
+    *("stopped, not 503", "continued, not 200", "pools changed", "transfers in flight"),
+)
 RIGHT = Outcome(tokens=(1, 2, 3, 4), accept_length=3.9, latency_s=1.0, status=200)
 
 
@@ -28,9 +34,10 @@ def observe(scenario: Scenario, *outcomes: Outcome) -> Observation:
             wave,
             tuple(outcomes[place % len(outcomes)] for place in range(len(wave.requests))),
             tuple(Probe(0.1 * number, 0.001 * number, 200) for number in range(1, 101))
-            if wave.probes
+            if wave.probes or wave.script
             else (),
             2.0,
+            counts=dict.fromkeys(COUNTED, 0.0),
         )
         for wave in waves
     )
@@ -69,7 +76,7 @@ def test_failed_requests_are_counted_apart_from_wrong_ones(name: str) -> None:
     rows = by_name(scenario.figures(observe(scenario, RIGHT, failed)))
     assert rows["tokens equal aggregated"].value == 1.0
     assert (rows["requests failed"].value or 0) > 0
-    assert rows["requests failed"].holds == (name in ("pressure", "republish"))
+    assert rows["requests failed"].holds == (name in ("pressure", "republish", "dead-prefill"))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -121,7 +128,7 @@ def test_continued_prompts_begin_with_an_earlier_answer() -> None:
 
 def test_health_gives_the_spread_of_answered_probes() -> None:
     rows = by_name(SCENARIOS["health"].figures(observe(SCENARIOS["health"], RIGHT)))
-    for wave in ("idle", "burst"):
+    for wave in ("idle", "20 at once", "burst"):
         spread = [rows[f"{wave} probe {mark}"].value for mark in ("p50", "p99", "max")]
         assert spread == pytest.approx([0.050, 0.099, 0.100])
         assert rows[f"{wave} probes missed"].value == 0
@@ -133,6 +140,7 @@ def test_a_missed_probe_is_counted_and_has_no_latency() -> None:
     idle = replace(seen["idle"], probes=missed + seen["idle"].probes[7:])
     rows = by_name(SCENARIOS["health"].figures(replace(seen, waves=(idle, seen["burst"]))))
     assert rows["idle probes missed"].value == 7
+    assert not rows["idle probes missed"].holds
     assert rows["idle probe max"].value == pytest.approx(0.100)
 
 
@@ -144,7 +152,7 @@ def test_no_times_give_no_figures() -> None:
 
 def test_scenarios_with_equal_settings_share_a_pair() -> None:
     assert SCENARIOS["parity"].settings == SCENARIOS["health"].settings
-    assert len({scenario.settings for scenario in SCENARIOS.values()}) == 6
+    assert len({scenario.settings for scenario in SCENARIOS.values()}) == 8
 
 
 def test_all_references_come_from_one_server() -> None:
@@ -193,3 +201,46 @@ def test_a_prompt_is_cached_whole_when_all_its_tokens_are() -> None:
     lengths = [len(request.prompt) for result in seen.waves for request in result.wave.requests]
     rows = by_name(scenario.figures(seen))
     assert rows["prompts cached whole"].value == lengths.count(144) > 0
+
+
+@pytest.mark.parametrize(
+    ("wave", "counted", "row"),
+    [
+        ("prealloc", "left by probes", "prealloc: left by probes"),
+        ("stopped", "stopped, not 503", "stopped, not 503"),
+        ("stopped", "continued, not 200", "continued, not 200"),
+        ("500", "pools changed", "pools changed"),
+    ],
+)
+def test_what_a_script_must_not_count_does_not_hold(wave: str, counted: str, row: str) -> None:
+    scenario = SCENARIOS["probes"]
+    seen = observe(scenario, RIGHT)
+    assert by_name(scenario.figures(seen))[row].holds
+    waves = tuple(
+        replace(each, counts={**each.counts, counted: 1.0}) if each.wave.name == wave else each
+        for each in seen.waves
+    )
+    rows = by_name(scenario.figures(replace(seen, waves=waves)))
+    assert [name for name, figure in rows.items() if not figure.holds] == [row]
+
+
+def test_the_cost_of_probes_is_the_median_over_pairs() -> None:
+    scenario = SCENARIOS["probe-cost"]
+    seen = observe(scenario, RIGHT)
+    names = [result.wave.name for result in seen.waves]
+    assert names[1:5] == ["probed 0", "quiet 0", "quiet 1", "probed 1"]
+    waves = tuple(
+        replace(each, seconds=4.0 if each.wave.probes else 2.0)
+        if each.wave.name != "probed 3"
+        else replace(each, seconds=400.0)
+        for each in seen.waves
+    )
+    rows = by_name(scenario.figures(replace(seen, waves=waves)))
+    assert rows["probed / quiet, median of pairs"].value == pytest.approx(0.5)
+    assert rows["quiet / quiet, median of pairs"].value == 1
+
+
+def test_a_scenario_that_ends_servers_has_them_to_itself() -> None:
+    calm, other = SCENARIOS["parity"], SCENARIOS["health"]
+    deadly = replace(SCENARIOS["dead-prefill"], settings=calm.settings)
+    assert runner._sharing([deadly, calm, other]) == [[calm, other], [deadly]]

@@ -112,6 +112,9 @@ def test_the_environment_puts_the_tree_first_and_drops_another_one() -> None:
     assert found["MOONCAKE_PROTOCOL"] == "tcp"
     assert found["OMP_NUM_THREADS"] == "1"
     assert found["TMPDIR"] == "/tmp/x"
+    assert found["SGLANG_HEALTH_CHECK_TIMEOUT"] == "3"
+    patient = environment(Device.CPU, (), Path("/tmp/x"), {"SGLANG_HEALTH_CHECK_TIMEOUT": "20"})
+    assert patient["SGLANG_HEALTH_CHECK_TIMEOUT"] == "20"
 
 
 def test_a_gpu_gets_no_cpu_environment() -> None:

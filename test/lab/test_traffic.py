@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from pdlab.health import probing
+from pdlab.health import probing, volley
 from pdlab.traffic import Cancel, Outcome, Request, random_requests, send_all
 
 META = {"spec_accept_length": 3.5, "num_retractions": 2, "cached_tokens": 96}
@@ -180,6 +180,26 @@ def test_probes_keep_their_rate_while_earlier_ones_wait() -> None:
                 release.set()
             assert len(probes) > 3
             assert all(probe.ok for probe in probes)
+
+    asyncio.run(run())
+
+
+def test_probes_of_a_volley_are_there_at_the_same_time() -> None:
+    async def run() -> None:
+        there, all_there = [], asyncio.Event()
+
+        async def meet(request: web.Request) -> web.StreamResponse:
+            there.append(request)
+            if len(there) == 5:
+                all_there.set()
+            await all_there.wait()
+            return web.Response()
+
+        app = web.Application()
+        app.router.add_get("/health_generate", meet)
+        async with TestServer(app) as server:
+            probes = await volley(str(server.make_url("")).rstrip("/"), 5)
+        assert [probe.status for probe in probes] == [200] * 5
 
     asyncio.run(run())
 

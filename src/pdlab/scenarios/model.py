@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pdlab.figures import TIMING_NOISE, Better, Figure
 from pdlab.health import Probe
 from pdlab.occupancy import Sample
+from pdlab.pair import Pair
 from pdlab.settings import Settings
 from pdlab.traffic import Outcome, Request
 
@@ -21,25 +22,48 @@ AcceptLengths = dict[tuple[tuple[int, ...], int], float | None]
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What a script saw: what came of its requests, its probes, and counts by name."""
+
+    outcomes: Sequence[Outcome] = ()
+    probes: Sequence[Probe] = ()
+    counts: dict[str, float] = field(default_factory=dict)
+
+
+# Sends a wave's requests when it is called, and does to the servers what the wave is about.
+Script = Callable[[Pair, Callable[[], Awaitable[list[Outcome]]]], Awaitable[Seen]]
+
+
+@dataclass(frozen=True)
 class Wave:
     """Requests sent together; the next wave begins when all of them are answered.
 
-    `probes`: the decode server is asked for its health meanwhile. `idle_s`: seconds in which
-    nothing else is sent. `settle_s`: seconds the servers have afterwards to let go of all.
+    `probes`: the decode server is asked for its health meanwhile, and `http` at the same rate for
+    something that its scheduler has no part in. `script`: sends the requests, and more.
+    `idle_s`: seconds in which nothing else is sent. `settle_s`: seconds the servers have
+    afterwards to let go of all.
     """
 
     name: str
     requests: tuple[Request, ...] = ()
     concurrency: int | None = None
     probes: bool = False
+    http: bool = False
+    script: Script | None = None
     idle_s: float = 0.0
     settle_s: float = 0.0
+
+    @property
+    def asks(self) -> bool:
+        """Whether servers are asked for their health meanwhile."""
+        return self.probes or self.script is not None
 
 
 @dataclass(frozen=True)
 class WaveResult:
     """What a wave gave: outcomes in the order of its requests, and how long all of it took.
 
+    `http`: the probes that no scheduler had a part in. `counts`: what the wave's script counted.
     `slots`: metadata rows of the decode server by status once it had settled, where it says so.
     `samples`: what that server held meanwhile. `kv_in_use`: KV tokens by server that were neither
     free nor merely cached once it had settled, where it says so.
@@ -52,6 +76,8 @@ class WaveResult:
     slots: dict[str, int] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     kv_in_use: dict[str, int] = field(default_factory=dict)
+    http: tuple[Probe, ...] = ()
+    counts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +104,8 @@ class Scenario:
     """What `pdlab run NAME` does. `waves` makes the traffic for a vocabulary of that size.
 
     `follow_ups` makes waves to come after those, out of the tokens that are right for them. All of
-    them are sent again as long as `lasts_s` seconds have not passed.
+    them are sent again as long as `lasts_s` seconds have not passed. `ends_servers`: no other
+    scenario can have its servers afterwards, and there is one round.
     """
 
     name: str
@@ -88,6 +115,7 @@ class Scenario:
     figures: Callable[[Observation], list[Figure]]
     follow_ups: Callable[[Reference], Sequence[Wave]] = lambda _: ()
     lasts_s: float = 0.0
+    ends_servers: bool = False
 
 
 def correctness(observation: Observation, may_fail: bool = False) -> list[Figure]:
@@ -164,3 +192,21 @@ def latency(name: str, seconds: Iterable[float | None], aim: bool = False) -> li
         )
         for mark, share in marks
     ]
+
+
+def health(name: str, probes: Iterable[Probe], aim: bool = True) -> list[Figure]:
+    """How long the answered ones of some probes took, and how many were not answered."""
+    asked = list(probes)
+    answered = [probe.latency_s for probe in asked if probe.ok]
+    missed = float(len(asked) - len(answered))
+    return [
+        *latency(f"{name} probe", answered, aim),
+        Figure(f"{name} probes missed", missed, "", Better.LOWER, must=0.0),
+    ]
+
+
+def count(result: WaveResult, name: str, prefix: str = "", must: float | None = None) -> Figure:
+    """A number that a wave's script counted, `prefix` before its name."""
+    value = result.counts.get(name)
+    better = Better.INFO if must is None else Better.LOWER
+    return Figure(prefix + name, value, "", better, must=None if value is None else must)
