@@ -143,6 +143,10 @@ def main() -> None:
             # A release need not have all of them; what they import it must have.
             if not f"{name}.".startswith(f"{error.name}."):
                 raise
+    with suppress(ImportError):
+        import setproctitle
+
+        setproctitle.getproctitle()  # finds the title's place, which a cleared environment hides
     gc.freeze()  # keeps the collector from touching, hence copying, what the copies share
     codes: dict[int, int | None] = {}  # of the copies, None while they run
     for line in sys.stdin:

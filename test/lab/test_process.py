@@ -30,6 +30,7 @@ if __name__ == "__main__":
     time.sleep(600)
 """
 LASTING = 'import time; print("up", flush=True); time.sleep(600)'
+TITLED = 'import setproctitle; setproctitle.setproctitle("sglang::scheduler")\n' + LASTING
 DYING = 'print("first line"); raise SystemExit("the reason it died")'
 
 
@@ -113,6 +114,17 @@ def test_a_warm_interpreter_skips_modules_that_a_release_lacks(
 ) -> None:
     warm = WarmInterpreter(("json", "json.nothing", "no.such"), modules, tmp_path / "w.log", 30)
     assert warm.fork(Command("decode", "dying", (), modules), tmp_path / "log").pid
+    warm.stop()
+
+
+def test_a_forked_server_can_name_its_processes(modules: dict[str, str], tmp_path: Path) -> None:
+    """By their names the lab tells a scheduler from the other processes of a server."""
+    (tmp_path / "titled.py").write_text(TITLED)
+    warm = WarmInterpreter(("json",), modules, tmp_path / "warm.log", 30)
+    started = warm.fork(Command("decode", "titled", (), modules), tmp_path / "log")
+    wait_for("up", tmp_path / "log")
+    assert Path(f"/proc/{started.pid}/cmdline").read_text().startswith("sglang::scheduler")
+    started.stop()
     warm.stop()
 
 

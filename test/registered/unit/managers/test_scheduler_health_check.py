@@ -55,9 +55,17 @@ PLACES = {
     "bootstrap": PREFILL,
 }
 LOOPS = {
-    DECODE: ("event_loop_normal_disagg_decode", "event_loop_overlap_disagg_decode"),
-    PREFILL: ("event_loop_normal_disagg_prefill", "event_loop_overlap_disagg_prefill"),
-    NULL: ("event_loop_normal", "event_loop_overlap"),
+    DECODE: (
+        "event_loop_normal_disagg_decode",
+        "event_loop_overlap_disagg_decode",
+        "event_loop_pp_disagg_decode",
+    ),
+    PREFILL: (
+        "event_loop_normal_disagg_prefill",
+        "event_loop_overlap_disagg_prefill",
+        "event_loop_pp_disagg_prefill",
+    ),
+    NULL: ("event_loop_normal", "event_loop_overlap", "event_loop_pp"),
 }
 
 
@@ -124,6 +132,7 @@ class World:
         self.socket = Socket() if socket else None
         self.dispatched = []
         self.inbox = []
+        self.relayed = None
         self.scheduler = made = Scheduler.__new__(Scheduler)
         sender = SenderWrapper(self.socket)
         if HAS_COMPONENTS:
@@ -198,10 +207,15 @@ class World:
             received, self.inbox[:] = list(self.inbox), []
             return received
 
+        def process(messages):
+            self.relayed = messages  # what a pipeline loop passes on when it was looked at
+            Scheduler.process_input_requests(made, messages)
+
         if HAS_COMPONENTS:
             made.request_receiver = SimpleNamespace(recv_requests=receive)
         else:
             made.recv_requests = receive
+        made.process_input_requests = process
         made._deferred_input_requests = []
         made._poll_timeout_aborts = list
         made._is_continuous_input_polling_enabled = lambda: False
@@ -212,8 +226,21 @@ class World:
             made.disagg_decode_prealloc_queue.prefetch_prefill_dp_rank_queries = lambda: None
         elif made.disaggregation_mode is PREFILL:
             made.disagg_prefill_bootstrap_queue.pop_bootstrapped = step
+        if "_pp" in loop:
+            self.prepare_pipeline(step)
         with contextlib.suppress(StepOver):
             getattr(made, loop)()
+
+    def prepare_pipeline(self, step):
+        """The first of several stages, which does `step` before it relays what came in."""
+        made = self.scheduler
+        made.pp_group.is_last_rank = False
+        made.pp_loop_size, made.running_mbs = 1, [made.running_batch]
+        made.mbs, made.last_mbs, made.send_req_work = [None], [None], []
+        made.init_pp_loop_state = lambda: None
+        made._pp_commit_comm_work = lambda *_: None
+        made._pp_send_pyobj_to_next_stage = made._pp_pd_get_retract_ids = step
+        made._pp_pd_get_bootstrapped_ids = made._pp_pd_get_prefill_transferred_ids = step
 
 
 class HealthCheckTest(unittest.TestCase):
@@ -421,24 +448,26 @@ class TestRanks(HealthCheckTest):
             self.assertEqual(second.replies(), [])
 
     def test_a_pipeline_loop_does_not_relay_an_answered_probe(self):
-        world = World(NULL, running=5)
-        made = world.scheduler
-        made.pp_group.is_last_rank = False
-        made.pp_loop_size, made.running_mbs, made.last_mbs = 1, [made.running_batch], [None]
-        made.mbs, made.send_req_work = [None], []
-        made.init_pp_loop_state = made._pp_commit_comm_work = lambda *_: None
-        relayed = []
+        places = {DECODE: "transfer", PREFILL: "inflight", NULL: "running"}
+        for mode, place in places.items():
+            loop = LOOPS[mode][-1]
+            with self.subTest(loop):
+                world = World(mode, **{place: 5})
+                user = request()
+                world.inbox += [probe(), user]
+                step = mock.Mock(side_effect=StepOver)
+                world.run(loop, step)
+                self.assertEqual([message.rid for message in world.relayed], [user.rid])
+                self.assertEqual(len(world.replies()), 1)
+                if mode is NULL:  # the others relay after votes on their queues
+                    self.assertIs(step.call_args.args[0], world.relayed)
 
-        def relay(messages, **_):
-            relayed.append(list(messages))
-            raise StepOver
-
-        made._pp_send_pyobj_to_next_stage = relay
-        user = request()
-        world.inbox += [probe(), user]
-        world.run("event_loop_pp", None)
-        self.assertEqual(relayed, [[user]])
-        self.assertEqual(len(world.replies()), 1)
+    def test_a_data_parallel_rank_answers_for_itself(self):
+        busy, idle = World(DECODE, transfer=5), World(DECODE)
+        for rank in (busy, idle):
+            rank.turn(probe())
+        self.assertEqual((len(busy.replies()), len(busy.dispatched)), (1, 0))
+        self.assertEqual((len(idle.replies()), len(idle.dispatched)), (0, 1))
 
 
 class TestRustServer(HealthCheckTest):
