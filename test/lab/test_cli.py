@@ -119,7 +119,7 @@ def test_compare_shows_both_with_a_verdict(lab: Lab, tmp_path: Path, fake_tree: 
     assert [run["label"] for run in result["runs"]] == ["stock", "patched"]
     assert {row["scenario"] for row in result["comparison"]} == {"parity", "health"}
     waves = result["runs"][0]["scenarios"][1]["rounds"][0]
-    assert [bool(wave["probes"]) for wave in waves] == [True, True]
+    assert [bool(wave["probes"]) for wave in waves] == [True, True, True]
     html = (tmp_path / "page" / "index.html").read_text()
     assert "stock beside patched" in html
     assert f"the page to look at: {tmp_path / 'page' / 'index.html'}" in done.stderr
