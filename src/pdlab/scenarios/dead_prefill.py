@@ -10,12 +10,15 @@ from pdlab.settings import Settings
 from pdlab.traffic import random_requests
 
 REQUESTS, PROMPT, NEW_TOKENS = 64, 120, 16
+CALM_REQUESTS = 8
 CHUNK = 64  # so that prefill takes a while
 
 
 def waves(vocab: int) -> list[Wave]:
+    """Some requests while prefill lives, whose tokens can be compared; then those that lose it."""
+    calm = random_requests(38, vocab, [PROMPT] * CALM_REQUESTS, NEW_TOKENS)
     burst = random_requests(37, vocab, [PROMPT] * REQUESTS, NEW_TOKENS)
-    return [Wave("dead prefill", burst, script=states.losing_prefill)]
+    return [Wave("alive", calm), Wave("dead prefill", burst, script=states.losing_prefill)]
 
 
 def figures(seen: Observation) -> list[Figure]:
