@@ -46,8 +46,9 @@ def resolve_file(file: FilePatch, current: Source, pristine: Source) -> FileResu
     edits = tuple(edit for result in results for edit in result.edits)
     if not edits:
         return FileResult(file, current, current, tuple(results), (), ())
-    content, spans = current.splice(Splice(edit.span, edit.text) for edit in edits)
-    after = Source(content, current.path)
+    splices = [Splice(edit.span, edit.text) for edit in edits]
+    content, spans = current.splice(splices)
+    after = Source(content, current.path, (current, splices))
     result = FileResult(file, current, after, tuple(results), edits, tuple(spans))
     _verify(result)
     return result
@@ -57,7 +58,7 @@ def check_forbidden(file: FilePatch, after: Source) -> None:
     """Raise `Misfit` (left-over) when something still reads what the patch forbids."""
     for pattern, line in file.forbidden:
         for name, node in readers(pattern, after):
-            place = f"{after.path}:{getattr(node, 'lineno', 0)}"
+            place = f"{after.path}:{after.line_of(node)}"
             raise Misfit(
                 Kind.LEFT_OVER,
                 f"after the patch {place} {name} still reads {pattern.text!r}",
@@ -69,27 +70,15 @@ def check_forbidden(file: FilePatch, after: Source) -> None:
 
 
 def _verify(result: FileResult) -> None:
-    """Every edit must read in the result as its seam says, and be found present by a second run.
-
-    An excerpt is parsed where it will do, the whole file only to tell what is wrong.
-    """
-    scopes = dict.fromkeys(edit.seam.scope for edit in result.edits)
-    scopes.pop(IMPORT_SCOPE, None)  # whole lines between whole statements
-    for scope in scopes:
-        pairs = zip(result.edits, result.spans, strict=True)
-        edits = [(edit, span) for edit, span in pairs if edit.seam.scope == scope]
-        try:
-            excerpt, shift = _excerpt(result, scope)
-            fine = all(_stands(edit, span, excerpt, shift) for edit, span in edits)
-        except Misfit:
-            fine = False
-        for edit, span in () if fine else edits:
+    """Every edit must read in the result as its seam says, and be found present by a second run."""
+    for edit, span in zip(result.edits, result.spans, strict=True):
+        if edit.seam.scope != IMPORT_SCOPE:  # whole lines between whole statements
             _check(edit, span, result.after)
 
 
 def _check(edit: Edit, span: Span, after: Source) -> None:
     try:
-        fine = _stands(edit, span, after, 0)
+        fine = _stands(edit, span, after)
     except Misfit as error:
         raise Misfit(Kind.BROKEN, f"after the patch {error}", line=edit.seam.line) from error
     if not fine:
@@ -101,19 +90,6 @@ def _check(edit: Edit, span: Span, after: Source) -> None:
         )
 
 
-def _excerpt(result: FileResult, scope: str) -> tuple[Source, int]:
-    """The definition `scope` as the edits left it, nested as it was, and how far it was moved."""
-    before, after = result.before, result.after
-    node = before.scope(scope)
-    start = before.line_start(before.statement_start(node))
-    end = before.next_line(before.span(node).end)
-    new_start, new_end = moved(result, start, at_once=False), moved(result, end, at_once=True)
-    outer = scope.split(".")[:-1]
-    head = "".join(f"{' ' * depth}class {name}:\n" for depth, name in enumerate(outer)).encode()
-    text = after.raw[new_start:new_end]
-    return Source(head + text, after.path), len(head) - new_start
-
-
 def moved(result: FileResult, offset: int, at_once: bool) -> int:
     """Where an offset of the old file is in the new one; insertions there count if `at_once`."""
     edits = [edit for edit in result.edits if edit.span.end < offset or (
@@ -121,13 +97,13 @@ def moved(result: FileResult, offset: int, at_once: bool) -> int:
     return offset + sum(len(edit.text) - (edit.span.end - edit.span.start) for edit in edits)
 
 
-def _stands(edit: Edit, span: Span, source: Source, shift: int) -> bool:
+def _stands(edit: Edit, span: Span, source: Source) -> bool:
     """Whether an edit is present in `source`, parsed as the one node it is meant to be."""
     if standing(edit.seam, source) is not Standing.PRESENT:
         return False
     if edit.node is None:
         return True
-    low, high = span.start + shift, span.end + shift
+    low, high = span
     for node in source.nodes(source.scope(edit.seam.scope), type(edit.node)):
         start, end = source.span(node)
         inside = low <= start and end <= high

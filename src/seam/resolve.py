@@ -131,7 +131,7 @@ def standing(seam: Seam, source: Source) -> Standing | None:
     done = _done(seam, root, source, bindings)
     hits = _hits(seam, source, root, bindings) if seam.op is Op.REPLACE else []
     if hits and cure:
-        anchor = f"{_anchor(seam).text!r} (line {_line(hits[0].node)})"
+        anchor = f"{_anchor(seam).text!r} (line {source.line_of(hits[0].node)})"
         raise Misfit(
             Kind.AMBIGUOUS,
             f"{seam.scope}: both {anchor} and upstream's cure {cure[0].text!r} read there",
@@ -152,7 +152,7 @@ def _cure(seam: Seam, source: Source) -> tuple[Pattern, int] | None:
     for cure in seam.cures:
         hit = next(find(cure, source, root), None) if root else None
         if hit:
-            return cure, _line(hit.node)
+            return cure, source.line_of(hit.node)
     return None
 
 
@@ -415,7 +415,7 @@ def _unfit(
     seam: Seam, source: Source, root: ast.AST, anchor: Pattern, hits: list[Match], times: int
 ) -> Misfit:
     if hits:
-        lines = ", ".join(str(_line(hit.node)) for hit in hits)
+        lines = ", ".join(str(source.line_of(hit.node)) for hit in hits)
         headline = (
             f"{seam.scope}: {len(hits)} places read {anchor.text!r} (lines {lines}); "
             f"the seam names {times}"
@@ -438,17 +438,13 @@ def readers(pattern: Pattern, source: Source) -> Iterator[tuple[str, ast.AST]]:
         yield from ((name, hit.node) for hit in find(pattern, source, statement))
 
 
-def _line(node: ast.AST) -> int:
-    return int(getattr(node, "lineno", 0))
-
-
 def _nearest(source: Source, root: ast.AST, anchor: Pattern, most: int = 2) -> list[str]:
     """The places of the anchor's own kind whose text is most like it."""
     rated = []
     for node in source.nodes(root, type(anchor.node)):
         text = ast.unparse(node).partition("\n")[0]
         ratio = difflib.SequenceMatcher(None, anchor.text, text).ratio()
-        rated.append((-ratio, _line(node), text))
+        rated.append((-ratio, source.line_of(node), text))
     return [
         f"{source.path}:{line}: {text[:100]}"
         for ratio, line, text in sorted(rated)[:most]
@@ -457,9 +453,9 @@ def _nearest(source: Source, root: ast.AST, anchor: Pattern, most: int = 2) -> l
 
 
 def _elsewhere(source: Source, root: ast.AST, anchor: Pattern) -> list[str]:
-    inside = {_line(node) for node in source.nodes(root, type(anchor.node))}
+    inside = {source.line_of(node) for node in source.nodes(root, type(anchor.node))}
     return [
-        f"{source.path}:{_line(node)}: {name} reads it"
+        f"{source.path}:{source.line_of(node)}: {name} reads it"
         for name, node in readers(anchor, source)
-        if _line(node) not in inside
+        if source.line_of(node) not in inside
     ]

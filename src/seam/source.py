@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import ast
 import bisect
+import contextlib
 import difflib
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from seam.bindings import bound_at_import
 from seam.errors import Kind, Misfit
+from seam.regrown import CannotRegrow, regrow
 
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Scope: TypeAlias = ast.Module | Definition
@@ -40,8 +42,14 @@ class Splice(NamedTuple):
 class Source:
     """A Python file as bytes and tree; offsets count bytes after the byte order mark."""
 
-    def __init__(self, content: bytes, path: str) -> None:
-        """Take `content`; raise `Misfit` (broken) when it is not UTF-8."""
+    def __init__(
+        self, content: bytes, path: str, grown: tuple[Source, Sequence[Splice]] | None = None
+    ) -> None:
+        """Take `content`; raise `Misfit` (broken) when it is not UTF-8.
+
+        `grown` are the source and the splices that made it, when they are known: its tree then
+        takes over what they did not touch.
+        """
         self.path = path
         self.content = content
         self.bom = BOM if content.startswith(BOM) else b""
@@ -56,12 +64,22 @@ class Source:
         if self.starts[-1] and not self.raw.endswith((b"\n", b"\r")):
             self.starts.pop()
         self.newline = b"\r\n" if b"\r\n" in self.raw else b"\n"
-        self._nodes: dict[int, dict[type[ast.AST], list[ast.AST]]] = {}
+        self.places = self.starts
+        """Offset of each line that nodes name; see `regrown`."""
+        self._grown = grown
+        self._nodes: dict[int, tuple[ast.AST, dict[type[ast.AST], list[ast.AST]]]] = (
+            grown[0]._nodes if grown else {}
+        )
         self._definitions: dict[int, dict[str, list[Definition]]] = {}
 
     @functools.cached_property
     def tree(self) -> ast.Module:
         """The syntax tree, parsed when it is first asked for; `Misfit` (broken) if it cannot be."""
+        grown, self._grown = self._grown, None
+        if grown:
+            with contextlib.suppress(CannotRegrow, SyntaxError):
+                tree, self.places = regrow(*grown, self.raw)
+                return tree
         try:
             return ast.parse(self.raw)
         except SyntaxError as error:
@@ -77,9 +95,18 @@ class Source:
         assert isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword, ast.alias))
         assert node.end_lineno is not None and node.end_col_offset is not None
         return Span(
-            self.starts[node.lineno - 1] + node.col_offset,
-            self.starts[node.end_lineno - 1] + node.end_col_offset,
+            self.places[node.lineno - 1] + node.col_offset,
+            self.places[node.end_lineno - 1] + node.end_col_offset,
         )
+
+    def end(self, node: ast.stmt) -> int:
+        """Where a statement ends."""
+        return self.span(node).end
+
+    def line_of(self, node: ast.AST) -> int:
+        """One-based line that a node starts on; 0 for one without a position."""
+        line = getattr(node, "lineno", 0)
+        return self.line_number(self.places[line - 1]) if line else 0
 
     def text(self, span: Span) -> str:
         """The source text of a span."""
@@ -157,7 +184,7 @@ class Source:
     def _no_scope(self, seen: list[str], hits: list[Definition], names: Iterable[str]) -> list[str]:
         name = ".".join(seen)
         if hits:
-            lines = ", ".join(str(hit.lineno) for hit in hits)
+            lines = ", ".join(str(self.line_of(hit)) for hit in hits)
             return [f"{name} is defined {len(hits)} times in {self.path} (lines {lines})"]
         near = difflib.get_close_matches(seen[-1], names, 3)
         close = [f"names close to it: {', '.join(near)}"] if near else []
@@ -187,12 +214,13 @@ class Source:
         return [field for field in fields if isinstance(field, list)]
 
     def _index(self, root: ast.AST) -> dict[type[ast.AST], list[ast.AST]]:
-        found = self._nodes.get(id(root))
-        if found is None:
-            found = self._nodes[id(root)] = {}
+        known = self._nodes.get(id(root))
+        if known is None:
+            found: dict[type[ast.AST], list[ast.AST]] = {}
             for node in walk(root):
                 found.setdefault(type(node), []).append(node)
-        return found
+            known = self._nodes[id(root)] = (root, found)  # a root that is kept keeps its id
+        return known[1]
 
     def every_node(self, root: ast.AST) -> Iterator[ast.AST]:
         """All nodes below `root`, by kind."""
@@ -207,7 +235,7 @@ class Source:
         """
         found: dict[str, int] = {}
         for name, line in bound_at_import(self.tree.body):
-            found.setdefault(name, self.starts[line - 1])
+            found.setdefault(name, self.places[line - 1])
         return found
 
     def mentions(self, name: str) -> bool:

@@ -8,7 +8,7 @@ import re
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from workshop import MESSAGE, PATH, lay, on_shop
+from workshop import MESSAGE, PATH, assert_as_parsed, lay, on_shop
 
 from seam.errors import Misfit, SeamError
 from seam.filelayer import FileResult, resolve_file
@@ -110,6 +110,18 @@ def test_second_run_changes_nothing(content: bytes, hunk: str) -> None:
 @given(files(), st.sampled_from(HUNKS))
 def test_taking_the_edits_out_gives_the_same_bytes(content: bytes, hunk: str) -> None:
     assert undone(lay(content, hunk)) == content
+
+
+@EXAMPLES
+@given(files(), st.permutations(HUNKS))
+def test_tree_that_is_taken_over_is_the_one_that_would_be_parsed(
+    content: bytes, order: list[str]
+) -> None:
+    pristine = current = Source(content, PATH)
+    for hunk in [one for one in order if "a($" not in one][:4]:
+        (file,) = on_shop(hunk).files
+        current = resolve_file(file, current, pristine).after
+        assert_as_parsed(current)
 
 
 @EXAMPLES

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from workshop import git, patch
+from workshop import assert_as_parsed, git, patch
 
 from seam import matrix, stamp
 from seam.cli import main
@@ -150,6 +150,13 @@ def test_this_series_fits_is_stamped_and_found_present_again(release: str) -> No
     for once, twice in zip(results, again, strict=True):
         assert twice.outcome is settled.get(once.outcome, once.outcome), once.patch.name
         assert not twice.changes
+
+
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
+def test_trees_that_are_taken_over_are_those_that_would_be_parsed(release: str) -> None:
+    for result in lay(release, [*SERIES.patches, OWNER, GATE, MOVED]):
+        for file in result.files:
+            assert_as_parsed(file.after)
 
 
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import subprocess
@@ -230,3 +231,21 @@ def git(folder: Path, *args: str) -> str:
     )
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
+
+
+def assert_as_parsed(grown: Source) -> None:
+    """The tree of a source reads, and stands, as that of its bytes parsed anew."""
+    fresh = Source(grown.content, grown.path)
+    pairs: list[tuple[object, object]] = [(grown.tree, fresh.tree)]
+    while pairs:
+        one, other = pairs.pop()
+        assert type(one) is type(other)
+        if isinstance(one, list) and isinstance(other, list):
+            pairs += zip(one, other, strict=True)
+        elif isinstance(one, ast.AST) and isinstance(other, ast.AST):
+            if isinstance(one, (ast.expr, ast.stmt, ast.arg, ast.keyword, ast.alias)):
+                assert grown.span(one) == fresh.span(other)
+                assert grown.line_of(one) == fresh.line_of(other)
+            pairs += ((getattr(one, n, None), getattr(other, n, None)) for n in one._fields)
+        else:
+            assert one == other
