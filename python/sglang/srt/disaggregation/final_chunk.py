@@ -152,6 +152,21 @@ def follows_state(send_aux: Method) -> Method:
     return send  # type: ignore[return-value]
 
 
+def without_device_pages(send_kvcache: Method) -> Method:
+    """Decorate Ascend's `send_kvcache`: 0.5.17 hands it an argument that it does not take.
+
+    HiSparse alone gives it a value, and Ascend does not serve that.
+    """
+
+    @functools.wraps(send_kvcache)
+    def send(*args: Any, dst_device_kv_indices: Sequence[int] | None = None, **kwargs: Any) -> Any:
+        if dst_device_kv_indices is not None:
+            raise NotImplementedError("Ascend transfers no HiSparse KV: start decode without it.")
+        return send_kvcache(*args, **kwargs)
+
+    return send  # type: ignore[return-value]
+
+
 # NIXL ---------------------------------------------------------------------------------------
 
 

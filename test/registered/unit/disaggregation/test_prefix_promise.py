@@ -130,7 +130,7 @@ class DecodeEnd:
             translate_kv_indices_for_transfer=lambda indices: indices,
         )
         scheduler = Record(
-            server_args=Record(disaggregation_decode_enable_radix_cache=True),
+            server_args=Record(disaggregation_decode_enable_radix_cache=True, pp_size=1),
             running_batch=Record(reqs=[]),
             enable_decode_hicache=match is not None and hicache is not None,
             pool_stats_observer=Record(get_pool_stats=lambda: Record(full_token_usage=0.0)),

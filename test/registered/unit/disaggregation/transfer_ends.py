@@ -62,7 +62,7 @@ class Record(SimpleNamespace):
     """A record of which a test names the fields that matter; the others are off."""
 
     def __getattr__(self, name):
-        if name.startswith("__"):
+        if name.startswith("__") or "c4" in name:  # 0.5.17 asks whether there are such pools
             raise AttributeError(name)
         return OFF
 
