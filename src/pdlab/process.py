@@ -92,10 +92,20 @@ def spawn(command: Command, log: Path, directory: Path) -> Process:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=lead_group,
         )
     return Process(command, child.pid, log, child.poll)
+
+
+def lead_group() -> None:
+    """Make this process lead a group that ends as one, and end it with its parent.
+
+    No session of its own: Linux shares processor time among sessions first (autogroups), and in
+    one of several on few cores, a process that sleeps most of the time can wait seconds for a
+    turn while the schedulers spin.
+    """
+    os.setpgid(0, 0)
+    end_with_parent()
 
 
 def end_with_parent() -> None:

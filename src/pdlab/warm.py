@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.errors import NotReady, ServerDied
-from pdlab.process import Command, Process, end_with_parent, tail
+from pdlab.process import Command, Process, lead_group, tail
 
 READ_BYTES = 4096
 # The signals that make the lab end what it started.
@@ -66,8 +66,7 @@ class WarmInterpreter:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
+                preexec_fn=lead_group,
             )
         self.process = Process(command, self._child.pid, log, self._child.poll)
 
@@ -189,9 +188,8 @@ def _fork(
 
 
 def _become(arguments: list[str], environment: dict[str, str], log: str) -> None:
-    """Turn the copy into what a fresh interpreter would be: session, output, environment."""
-    os.setsid()
-    end_with_parent()
+    """Turn the copy into what a fresh interpreter would be: group, output, environment."""
+    lead_group()
     null = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for source, target in ((null, 0), (output, 1), (output, 2)):
