@@ -24,7 +24,7 @@ def waves(vocab: int) -> list[Wave]:
         Wave("20 at once", script=states.at_once),
         Wave("prealloc", requests(31, 64, 120, 16), script=states.waiting_for_prefill),
         Wave("transfer", requests(32, 24, 120, 16), script=states.waiting_for_prefill),
-        Wave("retracted", requests(33, 32, 40, 200), script=states.retracting),
+        Wave("retracted", requests(33, 48, 40, 200), script=states.retracting),
         Wave("chunked", requests(34, 8, 1900, 4), script=states.chunking),
         Wave("paused", requests(35, 16, 40, 100), script=states.paused),
         Wave("weights", script=states.weights_updated),
