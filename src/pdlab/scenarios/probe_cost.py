@@ -11,7 +11,7 @@ from pdlab.scenarios.model import Observation, Scenario, Wave, correctness, thro
 from pdlab.settings import Settings
 from pdlab.traffic import random_requests
 
-PAIRS = 8
+PAIRS = 30
 REQUESTS, PROMPT, NEW_TOKENS = 64, 40, 100
 
 
