@@ -65,7 +65,8 @@ class _Grower:
         growths = (len(one.text) - (one.span[1] - one.span[0]) for one in order)
         self.growth = list(accumulate(growths, initial=0))
         """How much longer the file is behind the first N splices."""
-        self.places = [self.moved(place) for place in before.places]
+        # As `moved`, written out: there are thousands.
+        self.places = [at + self.growth[bisect_right(self.ends, at)] for at in before.places]
 
     def moved(self, offset: int, with_inserted: bool = True) -> int:
         """Where an offset is now; behind what was inserted just there, or before it."""
@@ -117,14 +118,13 @@ class _Grower:
     def parsed(self, start: int, end: int, in_class: bool) -> list[ast.stmt]:
         """Whole lines of the new file as statements, numbered on from the lines known so far."""
         text = self.raw[start:end]
+        numbered_from = b"\n" * len(self.places)
         head = b"class _:\n" if in_class else b""
-        body = ast.parse(head + text).body
+        body = ast.parse(numbered_from + head + text).body
         if in_class:
             (around,) = body
             assert isinstance(around, ast.ClassDef)
             body = around.body
-        for node in body:
-            ast.increment_lineno(node, len(self.places))
         sizes = map(len, text.splitlines(keepends=True))
         self.places += [start] if in_class else []  # the head's line, which no node is on
         self.places += accumulate(sizes, initial=start)
