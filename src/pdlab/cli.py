@@ -102,6 +102,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     tree.add_argument("--fixture", metavar="NAME", help="tiny or wide, for all scenarios")
     tree.add_argument("--topk", type=_count, metavar="N", help="branches of the draft tree")
     tree.add_argument("--page-size", type=_count, metavar="N", help="tokens in a page of KV cache")
+    tree.add_argument("--layered-draft", action="store_true", default=None,
+                      help="a draft of one layer per step, each with its own KV")  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument("--timeout", type=_seconds, default=START_LIMIT_S, metavar="SECONDS",
                      help=f"for a server to get ready (default {START_LIMIT_S:g})")  # fmt: skip
@@ -273,7 +275,7 @@ def _adjusted(settings: Settings, given: argparse.Namespace) -> Settings:
     """The settings with what the command line says in their place."""
     changes = {
         name: getattr(given, name)
-        for name in ("fixture", "topk", "page_size")
+        for name in ("fixture", "topk", "page_size", "layered_draft")
         if getattr(given, name) is not None
     }
     return replace(settings, **changes)

@@ -51,6 +51,8 @@ CPU_FLAGS = (
     *("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx"),
     *("--cuda-graph-backend-prefill", "disabled", "--cuda-graph-backend-decode", "disabled"),
 )
+# Host pools are copied by CUDA code unless these say otherwise.
+HOST_COPIES = ("--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first")
 
 
 class Device(enum.Enum):
@@ -99,11 +101,15 @@ def read_model(target: Path, draft: Path | None) -> Model:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a pair runs with, its tree and its device aside. Equal settings can share a pair."""
+    """What a pair runs with, its tree and its device aside. Equal settings can share a pair.
+
+    `layered_draft`: a draft of one layer per step, each with a KV pool of its own.
+    """
 
     fixture: str = "tiny"
     topk: int = 1
     steps: int = 3
+    layered_draft: bool = False
     page_size: int = 1
     decode_radix: bool = False
     decode_kv_tokens: int = PLENTY_OF_KV_TOKENS
@@ -167,6 +173,8 @@ def server_arguments(
             *("--speculative-eagle-topk", str(settings.topk)),
             *("--speculative-num-draft-tokens", str(settings.draft_tokens)),
         ]
+        if settings.layered_draft:
+            words.append("--enable-multi-layer-eagle")
     words += _role_arguments(role, settings, place)
     return tuple(words)
 

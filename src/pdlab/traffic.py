@@ -53,13 +53,15 @@ class Request:
 class Outcome:
     """What one request gave. Times are in seconds from sending; None where nothing was said.
 
-    `first_token_s` is known of a streamed request only.
+    `first_token_s` is known of a streamed request only. `host_tokens`: those of `cached_tokens`
+    that the host cache had.
     """
 
     tokens: tuple[int, ...] = ()
     accept_length: float | None = None
     retractions: int = 0
     cached_tokens: int = 0
+    host_tokens: int = 0
     latency_s: float = 0.0
     first_token_s: float | None = None
     status: int | None = None
@@ -196,6 +198,7 @@ class _Watch:
             accept_length=meta.get("spec_accept_length"),
             retractions=meta.get("num_retractions") or 0,
             cached_tokens=meta.get("cached_tokens") or 0,
+            host_tokens=(meta.get("cached_tokens_details") or {}).get("host") or 0,
             latency_s=time.monotonic() - self.start,
             first_token_s=self.first_token_s,
             status=status,

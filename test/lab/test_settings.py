@@ -77,6 +77,12 @@ def test_without_a_draft_nothing_is_speculative() -> None:
     assert not any(flag.startswith("--speculative") for flag in found)
 
 
+def test_a_draft_of_several_layers_is_drafted_with_on_both_ends() -> None:
+    for role in (Role.PREFILL, Role.DECODE):
+        assert "--enable-multi-layer-eagle" in options(role, Settings(layered_draft=True))
+        assert "--enable-multi-layer-eagle" not in options(role, Settings())
+
+
 def test_flags_for_one_role_reach_that_role_alone() -> None:
     settings = Settings(prefill_flags=("--p", "1"), decode_flags=("--d",))
     assert options(Role.PREFILL, settings)["--p"] == "1"

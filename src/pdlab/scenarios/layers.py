@@ -16,7 +16,6 @@ from pdlab.settings import Settings
 from pdlab.traffic import random_requests
 
 REQUESTS, SHORTEST, STEP, NEW_TOKENS, AT_A_TIME = 32, 40, 5, 80, 4
-FLAGS = ("--enable-multi-layer-eagle",)
 
 
 def waves(vocab: int) -> list[Wave]:
@@ -35,7 +34,7 @@ def figures(seen: Observation) -> list[Figure]:
 SCENARIO = Scenario(
     "layers",
     "a draft of several layers, each with its own KV",
-    Settings(prefill_flags=FLAGS, decode_flags=FLAGS),
+    Settings(layered_draft=True),
     waves,
     figures,
 )

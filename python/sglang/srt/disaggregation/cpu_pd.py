@@ -7,10 +7,13 @@ Every answer is the stock one on any device but the CPU.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+Method = TypeVar("Method", bound=Callable[..., object])
 
 
 def on_cpu() -> bool:
@@ -43,6 +46,39 @@ def host_pool_works(supported: bool) -> bool:
     `supported`: what the KV pool's kind allows (0.5.18 and later, mem_cache/kv_cache_builder.py).
     """
     return supported and not on_cpu()
+
+
+def pins_host_memory(wanted: bool) -> bool:
+    """Whether the buffer of a host pool is registered with CUDA: where the pool serves a GPU."""
+    return wanted and not on_cpu()
+
+
+def copies_in_place(method: Method) -> Method:
+    """Lend a host pool's module the copy operator that it imports where there is a GPU alone.
+
+    Decorates a method of the pool; one is enough, for the name is its module's, and an operator
+    that was imported stays. It serves the I/O backend ``direct`` with the layout ``layer_first``;
+    the ``kernel`` backend is CUDA code.
+    """
+    names = getattr(method, "__globals__", {})
+    names.setdefault("transfer_kv_direct", transfer_kv_direct)
+    return method
+
+
+def transfer_kv_direct(
+    src_layers: Sequence[torch.Tensor],
+    dst_layers: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Copy rows ``src_indices`` (n,) of each source layer to rows ``dst_indices`` (n,) of its peer.
+
+    Like sgl_kernel's operator of that name it is told ``page_size``, which only makes larger pieces
+    possible: indices name every token of a page.
+    """
+    for src, dst in zip(src_layers, dst_layers, strict=True):
+        dst[dst_indices] = src[src_indices].to(dst.dtype)
 
 
 def wants_pynccl(wanted: bool) -> bool:

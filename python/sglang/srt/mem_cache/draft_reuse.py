@@ -16,7 +16,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -60,14 +60,8 @@ def unverified_allowed() -> bool:
 
 
 def attach(scheduler: Scheduler) -> None:
-    """Note at the scheduler's tree whether host hits bring the draft's rows along.
-
-    Decode servers are left out: they promise a host hit to prefill before they load it, and a
-    promise broken later fails the request.
-    """
-    decodes = scheduler.server_args.disaggregation_mode == "decode"
-    taken = decodes or unverified_allowed()
-    scheduler.tree_cache.draft_refusal = None if taken else refusal(scheduler)
+    """Note at the scheduler's tree whether host hits bring the draft's rows along."""
+    scheduler.tree_cache.draft_refusal = None if unverified_allowed() else refusal(scheduler)
 
 
 def refusal(scheduler: Scheduler) -> Reason | None:
@@ -98,18 +92,45 @@ def refuses(load_back: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(load_back)
     def wrapper(tree: Any, *args: Any, **kwargs: Any) -> Any:
-        reason: Reason | None = getattr(tree, "draft_refusal", None)
-        if reason is None:
+        if (reason := _refusal_of(tree)) is None:
             return load_back(tree, *args, **kwargs)
-        tell(
-            reason,
-            "Host cache hits are not taken",
-            "Prompts are computed from their device prefix on; without "
-            "--enable-hierarchical-cache the host memory is saved.",
-        )
+        _tell_untaken(reason)
         return None
 
     return wrapper
+
+
+def promises_taken_hits(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap decode's building of a prefix match: what it will not load it does not promise.
+
+    Decode tells prefill how much of the prompt it has before it loads any of it, and a promise that
+    is broken later fails the request.
+    """
+
+    @functools.wraps(build)
+    def wrapper(queue: Any, *args: Any, **kwargs: Any) -> Any:
+        match = build(queue, *args, **kwargs)
+        reason = _refusal_of(queue.tree_cache)
+        if reason is None or match.decode_prefix_len == match.l1_prefix_len:
+            return match
+        _tell_untaken(reason)
+        return replace(match, l2_host_hit_length=0, l3_storage_hit_length=0, last_host_node=None)
+
+    return wrapper
+
+
+def _refusal_of(tree: Any) -> Reason | None:
+    reason: Reason | None = getattr(tree, "draft_refusal", None)
+    return reason
+
+
+def _tell_untaken(reason: Reason) -> None:
+    tell(
+        reason,
+        "Host cache hits are not taken",
+        "Prompts are computed from their device prefix on; without "
+        "--enable-hierarchical-cache the host memory is saved.",
+    )
 
 
 @dataclass

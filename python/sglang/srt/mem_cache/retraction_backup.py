@@ -157,10 +157,20 @@ class DraftSide:
 
 
 def attach(scheduler: Scheduler) -> None:
-    """Give the scheduler's allocator its draft side; nothing to do without a draft that owns KV."""
+    """Give the scheduler's allocator its draft side; nothing to do without a draft that owns KV.
+
+    Backups in the host pool (0.5.18 and later) have the rows of the draft pools that its plan
+    names; a second side keeps those of the others, the further layers of an unpacked draft.
+    """
     pools = draft_pools.of(scheduler)
-    if pools:
-        scheduler.token_to_kv_pool_allocator.draft_side = DraftSide(scheduler, pools)
+    if not pools:
+        return
+    allocator = scheduler.token_to_kv_pool_allocator
+    allocator.draft_side = DraftSide(scheduler, pools)
+    plan = getattr(scheduler.draft_worker, "hicache_draft_plan", None)
+    pooled = () if plan is None else tuple(plan.device_pools)
+    others = tuple(pool for pool in pools if all(pool is not kept for kept in pooled))
+    allocator.unpooled_draft_side = DraftSide(scheduler, others) if pooled and others else None
 
 
 def get_cpu_copy(allocator: Any, indices: torch.Tensor, **where: Any) -> Any:
@@ -171,19 +181,66 @@ def get_cpu_copy(allocator: Any, indices: torch.Tensor, **where: Any) -> Any:
 
 
 def load_cpu_copy(req: Req, allocator: Any, copy: Any, indices: torch.Tensor, **where: Any) -> None:
-    """Restore what ``get_cpu_copy`` returned to the request's new slots ``indices`` (n,).
-
-    A request that comes back without draft rows must not publish the rows it has: others would
-    draft from them. It is kept out of the prefix cache.
-    """
+    """Restore what ``get_cpu_copy`` returned to the request's new slots ``indices`` (n,)."""
     if not isinstance(copy, DraftedCopy):
         allocator.load_cpu_copy(copy, indices, **where)
         return
     allocator.load_cpu_copy(copy.target, indices, **where)
+    _load_draft(req, allocator.draft_side, copy, indices, **where)
+
+
+def keeps_unpooled_rows(backup: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a tree's backup into its host pool: draft rows that the pool has no place for go along.
+
+    They take the field of the backup that holds host copies, which this kind leaves empty.
+    """
+
+    @functools.wraps(backup)
+    def wrapper(tree: Any, req: Req) -> Any:
+        kept = backup(tree, req)
+        side: DraftSide | None = _unpooled(tree)
+        if kept is None or side is None:
+            return kept
+        return kept._replace(cpu_tensors=DraftedCopy(None, side.copy_rows(_slots(tree, req))))
+
+    return wrapper
+
+
+def restores_unpooled_rows(restore: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the restore that belongs to ``keeps_unpooled_rows``."""
+
+    @functools.wraps(restore)
+    def wrapper(tree: Any, req: Req, kept: Any) -> None:
+        restore(tree, req, kept)
+        side: DraftSide | None = _unpooled(tree)
+        if side is not None and kept.cpu_tensors is not None:
+            _load_draft(req, side, kept.cpu_tensors, _slots(tree, req))
+
+    return wrapper
+
+
+def _load_draft(
+    req: Req, side: DraftSide, copy: DraftedCopy, indices: torch.Tensor, **where: Any
+) -> None:
+    """A request that comes back without draft rows must not publish the rows it has: others would
+    draft from them. It is kept out of the prefix cache.
+    """
     if copy.draft is None:
         req.skip_radix_cache_insert = True
     else:
-        allocator.draft_side.load_rows(copy.draft, indices, **where)
+        side.load_rows(copy.draft, indices, **where)
+
+
+def _unpooled(tree: Any) -> DraftSide | None:
+    side: DraftSide | None = getattr(tree.token_to_kv_pool_allocator, "unpooled_draft_side", None)
+    return side
+
+
+def _slots(tree: Any, req: Req) -> torch.Tensor:
+    """Slots (n,) int64 of the request's tokens that have KV, as the tree's backup takes them."""
+    row = req.req_pool_idx if hasattr(req, "req_pool_idx") else req.kv.req_pool_idx  # from 0.5.19
+    rows: torch.Tensor = tree.req_to_token_pool.req_to_token
+    return rows[row, : req.seqlen - 1].to(torch.int64)
 
 
 def discard_superseded(req: Req, tree_cache: Any) -> None:

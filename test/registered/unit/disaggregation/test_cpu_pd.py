@@ -17,6 +17,17 @@ try:
 except ImportError:  # up to 0.5.13
     kv_cache_builder = None
 
+try:
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache.pool_host import common as host_memory
+    from sglang.srt.mem_cache.pool_host import mha, mla
+except ImportError:  # before 0.5.16
+    mha = None
+try:
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _mha_host_inputs
+except ImportError:  # before 0.5.23 a host pool takes the device pool itself
+    _mha_host_inputs = None
+
 HAS_KINDS = hasattr(kv_cache_builder, "resolve_decode_retraction_backup")  # from 0.5.18 on
 
 register_cpu_ci(est_time=12, suite="base-a-test-cpu")
@@ -143,6 +154,76 @@ class TestRetractionBackup(unittest.TestCase):
     @unittest.skipUnless(HAS_KINDS, "this release has one kind of backup")
     def test_stock_default_elsewhere(self):
         self.assertEqual(self.resolved(GPU_ENGINE), "host_pool")
+
+
+@unittest.skipUnless(mha, "from 0.5.16 on")
+class TestHostPool(unittest.TestCase):
+    """A host pool works where there is no CUDA to register its memory or to copy its rows."""
+
+    SLOTS, LAYERS, PAGE = 32, 2, 4
+
+    def setUp(self):
+        self.enterContext(mock.patch.dict(os.environ, CPU_ENGINE))
+        self.device = MHATokenToKVPool(
+            size=self.SLOTS,
+            page_size=self.PAGE,
+            dtype=torch.float32,
+            head_num=2,
+            head_dim=4,
+            layer_num=self.LAYERS,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        for buffer in self.buffers():
+            buffer.copy_(torch.rand_like(buffer))
+
+    def buffers(self):
+        return [*self.device.k_buffer, *self.device.v_buffer]
+
+    def host_pool(self):
+        cls, given, more = mha.MHATokenToKVPoolHost, self.device, {}
+        if _mha_host_inputs is not None:
+            cls, given, more = _mha_host_inputs(self.device)
+        return cls(given, 2.0, 0, self.PAGE, "layer_first", **more)
+
+    def test_rows_go_to_the_host_and_come_back_elsewhere(self):
+        host = self.host_pool()
+        there, kept = torch.arange(4, 12), torch.arange(16, 24)
+        before = [buffer[there].clone() for buffer in self.buffers()]
+        host.backup_from_device_all_layer(self.device, kept, there, "direct")
+        for buffer in self.buffers():
+            buffer.fill_(float("nan"))
+        back = torch.arange(20, 28)
+        for layer in range(self.LAYERS):
+            host.load_to_device_per_layer(self.device, kept, back, layer, "direct")
+        for was, buffer in zip(before, self.buffers(), strict=True):
+            torch.testing.assert_close(was, buffer[back], rtol=0, atol=0)
+            self.assertTrue(buffer[:20].isnan().all(), "other rows were written")
+
+    def test_memory_is_registered_where_there_is_a_gpu(self):
+        registered = []
+        asked = mock.patch.object(
+            host_memory, "_cuda_host_register", lambda buffer, *_: registered.append(buffer)
+        )
+        arguments = {
+            "dtype": torch.float32,
+            "device": "cpu",
+            "pin_memory": True,
+            "allocator": host_memory.get_allocator_from_storage("default"),
+        }
+        for environment, times in ((CPU_ENGINE, 0), (GPU_ENGINE, 1)):
+            with asked, mock.patch.dict(os.environ, environment):
+                registered.clear()
+                host_memory.alloc_with_host_register((4,), **arguments)
+            self.assertEqual(times, len(registered), environment)
+
+    def test_an_operator_that_was_imported_stays(self):
+        names = {"transfer_kv_direct": "sgl_kernel's"}
+        method = SimpleNamespace(__globals__=names)
+        self.assertIs(method, cpu_pd.copies_in_place(method))
+        self.assertEqual("sgl_kernel's", names["transfer_kv_direct"])
+        for module in (mha, mla):
+            self.assertTrue(hasattr(module, "transfer_kv_direct"), module.__name__)
 
 
 class TestRankGroup(unittest.TestCase):

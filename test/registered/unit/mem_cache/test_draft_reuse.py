@@ -38,10 +38,18 @@ try:
 except ImportError:  # before 0.5.11
     HybridCacheController = None
 
+try:
+    from sglang.srt.disaggregation import decode_hicache_mixin
+except ImportError:  # before 0.5.13
+    decode_hicache_mixin = None
+
 register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 
 PAGE, BATCH = 4, 128
 READS_DRAFTS = hasattr(HiCacheController, "_draft_page_get")  # 0.5.11 to 0.5.18
+PREALLOC = getattr(decode_hicache_mixin, "DecodeHiCachePreallocMixin", None)
+if not hasattr(UnifiedRadixCache, "prefix_device_indices"):  # 0.5.23
+    PREALLOC = None
 COPIES_DRAFTS = "has_draft" in inspect.getsource(HiCacheController.start_writing)  # to 0.5.17
 
 
@@ -61,12 +69,11 @@ def draft_worker(*pools, plan=None):
     return worker
 
 
-def scheduler(worker, controller=None, mode="null"):
+def scheduler(worker, controller=None):
     return SimpleNamespace(
         draft_worker=worker,
         tree_cache=SimpleNamespace(cache_controller=controller),
         token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: "target"),
-        server_args=SimpleNamespace(disaggregation_mode=mode),
     )
 
 
@@ -135,10 +142,7 @@ class Refusal(Fresh):
         draft_reuse.attach(served)
         self.assertIs(Reason.UNSAVED, served.tree_cache.draft_refusal)
 
-    def test_decode_servers_and_the_override_take_every_hit(self):
-        decode = scheduler(draft_worker(draft_pool()), controller_of(HiCacheController), "decode")
-        draft_reuse.attach(decode)
-        self.assertIsNone(decode.tree_cache.draft_refusal)
+    def test_the_override_takes_every_hit(self):
         asked = scheduler(draft_worker(draft_pool()), controller_of(HiCacheController))
         with mock.patch.dict(os.environ, {draft_reuse.UNVERIFIED: "1"}):
             draft_reuse.attach(asked)
@@ -202,6 +206,49 @@ class HostHits(Fresh):
             loaded, node = tree.init_load_back(params)
         self.assertEqual(0, len(loaded))
         self.assertIs(on_device, node)
+
+
+@unittest.skipUnless(PREALLOC, "decode loads for a draft from 0.5.23 on")
+class Promises(Fresh):
+    """Decode promises prefill no token that it is not going to load."""
+
+    def match(self, refusal, host=2 * PAGE, stored=0, own=PAGE):
+        tree = SimpleNamespace(
+            draft_refusal=refusal,
+            prefix_device_indices=lambda _: torch.arange(own),
+            enable_storage=bool(stored),
+            is_backuped=lambda _: True,
+            get_last_hash_value=lambda _: "hash",
+            hicache_storage_pass_prefix_keys=False,
+            query_storage_hit_length=lambda *_, **__: stored,
+        )
+        queue = SimpleNamespace(
+            tree_cache=tree, scheduler=SimpleNamespace(enable_decode_hicache=True)
+        )
+        req = SimpleNamespace(origin_input_ids=[*range(64)], extra_key=None, cache_salt=None)
+        result = SimpleNamespace(
+            host_hit_length=host, last_device_node="device", last_host_node="host"
+        )
+        return PREALLOC._build_decode_prefix_match(queue, req, result)
+
+    def test_without_a_refusal_the_match_is_upstreams(self):
+        match = self.match(None, stored=PAGE)
+        self.assertEqual(4 * PAGE, match.decode_prefix_len)
+        self.assertEqual("host", match.last_host_node)
+
+    def test_a_refused_hit_is_the_device_prefix(self):
+        with self.assertLogs(draft_reuse.logger, logging.WARNING) as logs:
+            matches = [self.match(Reason.UNSAVED, stored=PAGE) for _ in range(3)]
+        for match in matches:
+            self.assertEqual(PAGE, match.decode_prefix_len)
+            self.assertFalse(match.needs_local_restore)
+            self.assertEqual("device", match.last_device_node)
+            self.assertIsNone(match.last_host_node)
+        self.assertEqual(1, len(logs.output), logs.output)
+
+    def test_a_hit_on_the_device_alone_says_nothing(self):
+        with self.assertNoLogs(draft_reuse.logger, logging.WARNING):
+            self.assertEqual(PAGE, self.match(Reason.UNSAVED, host=0).decode_prefix_len)
 
 
 class HostPages:

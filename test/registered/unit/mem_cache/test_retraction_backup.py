@@ -25,6 +25,12 @@ try:
 except ImportError:  # 0.5.15 and later
     from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
+try:
+    from sglang.srt.mem_cache.common import RetractionBackup as HOST_POOL
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+except ImportError:  # before 0.5.18
+    HOST_POOL = None
+
 register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 
 SLOTS = 64
@@ -209,6 +215,76 @@ class DraftRows(unittest.TestCase):
         per_token = 2 * 2 * 4 * 4  # K and V, heads, head_dim, float32
         self.assertEqual((TOKENS - 1) * per_token, draft_backup.nbytes(copy.draft))
         self.assertEqual((TOKENS - 1) * per_token * 3, draft_backup.nbytes(copy))
+
+
+@unittest.skipUnless(HOST_POOL, "backups in a host pool from 0.5.18 on")
+class HostPool(unittest.TestCase):
+    """Draft rows that the host pool has no place for travel with the backup that it makes."""
+
+    def server(self, *drafts, kept):
+        """A server whose host pool keeps the first `kept` draft pools, and its tree."""
+        server = Server(*drafts)
+        plan = SimpleNamespace(device_pools=drafts[:kept])
+        server.scheduler.draft_worker.hicache_draft_plan = plan
+        draft_backup.attach(server.scheduler)
+        return server, SimpleNamespace(
+            req_to_token_pool=server.req_to_token, token_to_kv_pool_allocator=server.allocator
+        )
+
+    def roundtrip(self, server, tree):
+        """Back up, lose the pools, restore to other slots; the pools' rows before and after."""
+        req, made = request(), HOST_POOL(host_indices="host slots")
+        slots = server.admit(req)
+        before = [rows(pool, slots) for pool in server.drafts]
+        backup = draft_backup.keeps_unpooled_rows(lambda *_: made)(tree, req)
+        server.allocator.free(slots)
+        for pool in server.drafts:
+            for buffer in buffers(pool):
+                buffer.fill_(float("nan"))
+        server.allocator.alloc(7)
+        fresh = server.admit(req)
+        restored = []
+        draft_backup.restores_unpooled_rows(lambda *given: restored.append(given))(
+            tree, req, backup
+        )
+        self.assertEqual([(tree, req, backup)], restored)
+        return req, backup, before, [rows(pool, fresh) for pool in server.drafts]
+
+    def test_further_layers_come_back(self):
+        server, tree = self.server(mha_pool(), mha_pool(heads=3), mha_pool(), kept=1)
+        _, backup, before, after = self.roundtrip(server, tree)
+        self.assertEqual("host slots", backup.host_indices)
+        self.assertTrue(torch.cat([x.flatten() for x in after[0]]).isnan().all())
+        for was, now in zip(before[1:], after[1:], strict=True):
+            for a, b in zip(was, now, strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+    def test_a_pool_that_keeps_all_is_left_to_itself(self):
+        for kept in (0, 2):  # 0: no host pool at all
+            server, tree = self.server(mha_pool(), mha_pool(), kept=kept)
+            self.assertIsNone(self.roundtrip(server, tree)[1].cpu_tensors)
+
+    def test_no_backup_stays_none(self):
+        _, tree = self.server(mha_pool(), mha_pool(), kept=1)
+        keeps = draft_backup.keeps_unpooled_rows(lambda *_: None)
+        self.assertIsNone(keeps(tree, request()))
+
+    def test_rows_that_could_not_be_kept_are_not_published(self):
+        server, tree = self.server(mha_pool(), mha_pool(), kept=1)
+        error = NotImplementedError()
+        with (
+            mock.patch.object(server.drafts[1], "get_cpu_copy", side_effect=error, autospec=True),
+            self.assertLogs(draft_backup.logger, logging.WARNING),
+        ):
+            req, *_ = self.roundtrip(server, tree)
+        self.assertTrue(req.skip_radix_cache_insert)
+
+    def test_the_tree_does_both(self):
+        names = ("backup_kv_cache", "restore_kv_cache")
+        if not hasattr(UnifiedRadixCache, names[0]):  # to 0.5.20
+            names = ("retraction_backup", "retraction_restore")
+        for name in names:
+            self.assertTrue(hasattr(getattr(UnifiedRadixCache, name), "__wrapped__"), name)
 
 
 class Refused(unittest.TestCase):
