@@ -113,16 +113,27 @@ class DraftSide:
         """Keep the draft state of ``batch.reqs[idx]`` at its committed length, if it is known.
 
         Call it when the request's rows were released and before the batch is filtered. The state
-        goes to where a transfer would have put it, in the layout of a metadata row.
+        goes to where a transfer would have put it, in the layout of a metadata row. If it is not
+        saved, these fields stay as they are: empty, which the prebuilt step takes as neutral.
         """
         state = self._state_of(batch, idx)
         if state is None:
             return False
-        topk_p, topk_index, hidden_states = state
-        req, rows = batch.reqs[idx], self.scheduler.disagg_metadata_buffers
-        req.output_topk_p = _as_row(topk_p, rows.output_topk_p)
-        req.output_topk_index = _as_row(topk_index, rows.output_topk_index)
-        req.hidden_states_tensor = _as_row(hidden_states, rows.output_hidden_states)
+        rows = self.scheduler.disagg_metadata_buffers
+        layouts = (rows.output_topk_p, rows.output_topk_index, rows.output_hidden_states)
+        try:
+            saved = [_as_row(part, layout) for part, layout in zip(state, layouts, strict=True)]
+        except (MemoryError, RuntimeError) as error:
+            if not _is_host_oom(error):
+                raise
+            self._tell(
+                "state",
+                "No host memory for the draft state of a retracted request: it resumes from a "
+                "neutral row, which costs it one draft step.",
+            )
+            return False
+        req = batch.reqs[idx]
+        req.output_topk_p, req.output_topk_index, req.hidden_states_tensor = saved
         return True
 
     def _state_of(self, batch: ScheduleBatch, idx: int) -> list[torch.Tensor] | None:

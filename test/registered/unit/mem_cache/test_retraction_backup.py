@@ -521,6 +521,21 @@ class DraftState(unittest.TestCase):
         self.release(batch, 0)
         self.assertEqual("prefill's", req.output_topk_p)
 
+    def test_no_host_memory_for_the_state_leaves_the_fields_alone_and_says_so(self):
+        req = request()
+        req.output_topk_p = req.hidden_states_tensor = None
+        batch = self.batch([req], overlap=False)
+        batch.spec_info = draft_input([7])
+        error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        full = mock.Mock(dtype=torch.bfloat16, device="cpu", shape=(4, HIDDEN))
+        full.new_zeros.side_effect = error
+        self.scheduler.disagg_metadata_buffers.output_hidden_states = full
+        with self.assertLogs(draft_backup.logger, logging.WARNING) as logs:
+            self.release(batch, 0)
+        self.assertIn("neutral row", logs.output[0])
+        self.assertIsNone(req.output_topk_p)
+        self.assertIsNone(req.hidden_states_tensor)
+
     def test_other_roles_are_left_alone(self):
         req = request()
         batch = self.batch([req], overlap=False)
