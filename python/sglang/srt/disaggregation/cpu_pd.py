@@ -41,9 +41,10 @@ def has_streams(overlaps: bool) -> bool:
 
 
 def host_pool_works(supported: bool) -> bool:
-    """Whether a retraction may be backed up in the host pool, which CUDA has to register.
+    """Whether a retraction is backed up in the host pool when no flag says so.
 
-    `supported`: what the KV pool's kind allows (0.5.18 and later, mem_cache/kv_cache_builder.py).
+    Not on the CPU, where that pool needs the I/O backend to be named. `supported`: what the KV
+    pool's kind allows (0.5.18 and later, mem_cache/kv_cache_builder.py).
     """
     return supported and not on_cpu()
 
