@@ -196,7 +196,9 @@ def _differing(
             if not (isinstance(old_child, ast.AST) and isinstance(new_child, ast.AST)):
                 return whole
             smaller = _differing(old_child, new_child)
-            if not smaller:
+            # A bare generator shares its parentheses with the call it is the argument of.
+            is_generator = isinstance(old_child, ast.GeneratorExp)
+            if not smaller or (is_generator and smaller[0][0] is old_child):
                 return whole
             parts += smaller
     return parts

@@ -162,6 +162,10 @@ def _parse(shown: str, text: str) -> list[ast.stmt]:
         return ast.parse(mangle(text)).body
     except SyntaxError as error:
         raise Misfit(Kind.BAD_PATTERN, f"not Python: {shown!r}: {error.msg}") from error
+    except ValueError as error:  # a zero byte, before Python 3.12
+        raise Misfit(Kind.BAD_PATTERN, f"not Python: {shown!r}: {error}") from error
+    except (RecursionError, MemoryError) as error:
+        raise Misfit(Kind.BAD_PATTERN, f"nested too deep: {shown[:40]!r}…") from error
 
 
 def _refuse_stray_runs(root: ast.AST, text: str) -> None:

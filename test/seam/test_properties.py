@@ -8,10 +8,10 @@ import re
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from workshop import MESSAGE, PATH, assert_as_parsed, lay, on_shop
+from workshop import MESSAGE, PATH, assert_as_parsed, lay, on_shop, undone
 
 from seam.errors import Misfit, SeamError
-from seam.filelayer import FileResult, resolve_file
+from seam.filelayer import resolve_file
 from seam.resolve import Standing
 from seam.seamfile import parse
 from seam.source import BOM, Source, walk
@@ -83,17 +83,6 @@ def files(draw: st.DrawFn) -> bytes:
     if draw(st.booleans()):
         text = text.replace("\n", "\r\n")
     return (BOM if draw(st.booleans()) else b"") + text.encode()
-
-
-def undone(result: FileResult) -> bytes:
-    """The file with every edit taken out again, by the places that the result names."""
-    raw, before = result.after.raw, result.before.raw
-    pieces, last = [], 0
-    for edit, span in sorted(zip(result.edits, result.spans, strict=True), key=lambda x: x[1]):
-        assert raw[span.start : span.end] == edit.text
-        pieces += [raw[last : span.start], before[edit.span.start : edit.span.end]]
-        last = span.end
-    return result.after.bom + b"".join([*pieces, raw[last:]])
 
 
 @EXAMPLES

@@ -403,6 +403,8 @@ def test_only_the_child_that_differs_is_rewritten() -> None:
         ("g(a, k=1, m=2)", "g($*r, k=$k)", "h($*r)", "h(a, m=2)"),
         ("x = g(a or b)", "g($x)", "$x.y", "x = (a or b).y"),
         ("x = g(a + b)", "g($x)", "h($x)", "x = h(a + b)"),
+        ("x = g(a for a in b)", "g($x)", "h(g($x))", "x = h(g((a for a in b)))"),
+        ("x = g(a for a in b)", "g($x)", "h($x)", "x = h(a for a in b)"),
         ("x = g(a)", "g($x)", "$x * 2", "x = a * 2"),
         ("x = g(a) * y", "g($x)", "($x + 1)", "x = (a + 1) * y"),
         ("x = add(a, b) * y", "add($l, $r)", "($l + $r)", "x = (a + b) * y"),

@@ -58,6 +58,17 @@ def laid(code: str | bytes, hunks: str) -> str:
     return lay(code, hunks).after.content.decode()
 
 
+def undone(result: FileResult) -> bytes:
+    """The file with every edit taken out again, by the places that the result names."""
+    raw, before = result.after.raw, result.before.raw
+    pieces, last = [], 0
+    for edit, span in sorted(zip(result.edits, result.spans, strict=True), key=lambda x: x[1]):
+        assert raw[span.start : span.end] == edit.text
+        pieces += [raw[last : span.start], before[edit.span.start : edit.span.end]]
+        last = span.end
+    return result.after.bom + b"".join([*pieces, raw[last:]])
+
+
 class Shelf:
     """A pristine source made of a dictionary: path under srt to text."""
 
