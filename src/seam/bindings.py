@@ -36,8 +36,9 @@ def bound_at_import(body: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     for node in body:
         nested = () if isinstance(node, DEFINITIONS) else _blocks(node)
         heads = [node] if isinstance(node, NAMED) else _head(node)
+        placed = node.pattern if isinstance(node, ast.match_case) else node
         for name in sorted(names_bound_by(heads)):
-            yield name, getattr(node, "lineno", 0)
+            yield name, getattr(placed, "lineno", 0)
         yield from bound_at_import(nested)
 
 

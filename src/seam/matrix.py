@@ -66,7 +66,7 @@ def resolve_all(
     workers = min(os.cpu_count() or 1, len(releases))
     if workers < 2:
         for release in releases:
-            columns[release.name] = resolve(series, release)
+            columns[release.name] = _resolve_and_tidy(series, release)
             done(release)
         return columns
     order = sorted(releases, key=lambda release: release.version, reverse=True)
@@ -99,9 +99,14 @@ def _start_worker(root: Path) -> None:
 
 
 def _resolve_in_worker(release: Release) -> tuple[Release, Column]:
-    column = resolve(_worker_series[0], release)
+    return release, _resolve_and_tidy(_worker_series[0], release)
+
+
+def _resolve_and_tidy(series: Series, release: Release) -> Column:
+    """Resolve, and leave no syntax tree behind: collection is off while releases are resolved."""
+    column = resolve(series, release)
     gc.collect()
-    return release, column
+    return column
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from workshop import on_shop, undone
+from workshop import assert_as_parsed, on_shop, undone
 
 from seam.errors import Kind, Misfit, SeamError
 from seam.filelayer import FileResult, resolve_file
@@ -116,7 +116,7 @@ def test_edits_of_real_files_can_be_found_and_taken_out_again(release: str) -> N
         assert result is not None and result.edits
         assert undone(result) == file.content
         assert result.after.content.endswith(b"\n") == file.content.endswith(b"\n")
-        ast.parse(result.after.raw)
+        assert_as_parsed(result.after)
         again = lay(result.after, hunk)
         assert again is not None and not again.edits
         assert {one.standing for one in again.hunks} == {Standing.PRESENT}

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -182,6 +184,19 @@ def test_every_source_of_a_release_can_be_read_and_cut_by_its_positions() -> Non
                 assert content is not None
                 source = Source(content, path)
                 assert source.bom + source.raw == content
+
+
+def test_one_release_after_another_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    counts: list[int] = []
+    release = SERIES.release("0.5.9")
+    wheel("0.5.9").archive.close()
+    gc.disable()
+    try:
+        matrix.resolve_all(SERIES, [release] * 3, lambda _: counts.append(len(gc.get_objects())))
+    finally:
+        gc.enable()
+    assert counts[2] - counts[1] < 100 < counts[1]
 
 
 # whole commands ----------------------------------------------------------------------------------
