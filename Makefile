@@ -9,7 +9,7 @@ PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tree demo serve test test-seam test-lab test-pair test-release test-revert \
-        soak check lint clean
+        bench soak check lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -48,6 +48,9 @@ test-release: setup  ## the registered unit tests on release R, with its own pin
 
 test-revert: setup  ## take each patch out in turn: its tests must fail
 	@$(PY) tools/registered.py revert $(R)
+
+bench: tree  ## every side-by-side figure, kept in bench/results
+	@$(PY) bench/all.py --tree build/$(RELEASE)
 
 soak: tree  ## half an hour: a million steps of the slot pool, ten minutes of mixed traffic
 	@METADATA_SLOTS_STEPS=1000000 $(PY) tools/registered.py run $(RELEASE) metadata-slots
