@@ -22,7 +22,7 @@ from pdlab.pair import Launcher
 from pdlab.progress import Progress
 from pdlab.runner import Runner, TreeRun
 from pdlab.scenarios.model import Scenario
-from pdlab.settings import Device, Settings, read_model
+from pdlab.settings import Device, Role, Settings, read_model
 from pdlab.warm import UNWINDING
 
 RELEASE = "0.5.23"
@@ -75,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--scenario", metavar="NAME", help="with the settings of this scenario")
     run = verb(_run, "run", f"run scenarios on one tree: {known}")
     run.add_argument("scenario", nargs="+", metavar="SCENARIO")
+    run.add_argument("--stock-role", choices=[Role.PREFILL.value, Role.DECODE.value],
+                     help="serve this role from stock: a fleet half upgraded")  # fmt: skip
     compare = verb(_compare, "compare", f"run scenarios on stock and on the patched tree: {known}")
     compare.add_argument("scenario", nargs="*", metavar="SCENARIO", default=USUAL,
                          help=f"{usual} by default")  # fmt: skip
@@ -151,9 +153,14 @@ def _up(given: argparse.Namespace) -> int:
 def _run(given: argparse.Namespace) -> int:
     chosen = _chosen(given)
     with _session(given) as session:
-        runs = session.runner.run([session.tree()], chosen)
+        tree = session.tree()
+        if given.stock_role:
+            session.runner.others[Role(given.stock_role)] = session.stock(tree.release)
+        runs = session.runner.run([tree], chosen)
         console = Console(width=TABLE_WIDTH, highlight=False)
         console.print(_title(runs[0]), soft_wrap=True)
+        if given.stock_role:
+            console.print(f"[bold]{given.stock_role}[/] runs from stock")
         console.print()
         console.print(report.table(runs[0]))
         return session.finish(given, runs, [])

@@ -36,6 +36,7 @@ WARM_MODULES = (
 )
 # Anything that says a server listens; /health would cost a second on a stock server.
 READY_PATHS = {"sglang": "/model_info", "router": "/readiness"}
+NOTHING: Mapping[Role, Tree] = {}
 POLL_S = 0.1
 ANSWER_S = 5.0
 
@@ -129,16 +130,26 @@ class Launcher:
 
     @contextmanager
     def pair(
-        self, tree: Tree, settings: Settings, model: Model, port: int | None = None
+        self,
+        tree: Tree,
+        settings: Settings,
+        model: Model,
+        port: int | None = None,
+        others: Mapping[Role, Tree] = NOTHING,
     ) -> Iterator[Pair]:
-        """Prefill, decode and router, ready for requests; `port` is the router's."""
+        """Prefill, decode and router, ready for requests; `port` is the router's.
+
+        `others`: the roles that run from another tree, as in a fleet that is half upgraded.
+        """
         start = time.monotonic()
         with ExitStack() as stack:
             numbers = ports.free(7 if port is None else 6)
             prefill_at, decode_at = self._placements(numbers)
             front = ports.require(port) if port is not None else numbers.pop()
-            prefill = self._server(stack, Role.PREFILL, tree, settings, model, prefill_at)
-            decode = self._server(stack, Role.DECODE, tree, settings, model, decode_at)
+            prefill, decode = (
+                self._server(stack, role, others.get(role, tree), settings, model, place)
+                for role, place in ((Role.PREFILL, prefill_at), (Role.DECODE, decode_at))
+            )
             self._wait(prefill, decode)
             assert prefill_at.bootstrap_port is not None
             command = Command(

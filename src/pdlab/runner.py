@@ -28,7 +28,7 @@ from pdlab.scenarios.model import (
     Wave,
     WaveResult,
 )
-from pdlab.settings import Model, Settings, read_model
+from pdlab.settings import Model, Role, Settings, read_model
 from pdlab.traffic import Outcome, Request, send_all
 from pdlab.trees import Tree
 
@@ -73,7 +73,10 @@ class TreeRun:
 
 @dataclass
 class Runner:
-    """Everything that runs of one command share. `occupancy`: look at what decode holds."""
+    """Everything that runs of one command share. `occupancy`: look at what decode holds.
+
+    `others`: the roles that run from another tree than the one that is measured.
+    """
 
     launcher: Launcher
     progress: Progress
@@ -81,6 +84,7 @@ class Runner:
     model: Model | None = None
     rounds: int = 1
     occupancy: bool = False
+    others: dict[Role, Tree] = field(default_factory=dict)
     undisturbed: AcceptLengths = field(default_factory=dict)
 
     def run(self, trees: Sequence[Tree], scenarios: Sequence[Scenario]) -> tuple[TreeRun, ...]:
@@ -88,7 +92,7 @@ class Runner:
 
         Raises LabError when servers do not start, or end while they are measured.
         """
-        self.launcher.warm_up(*trees)
+        self.launcher.warm_up(*trees, *self.others.values())
         references = {
             settings: self._reference(trees[0], settings, scenarios)
             for settings in dict.fromkeys(each.settings.reference() for each in scenarios)
@@ -146,7 +150,7 @@ class Runner:
             settings = together[0].settings
             model = self.model_of(settings)
             about = f"{tree.label}: prefill, decode and router, {settings.describe()}"
-            with self.launcher.pair(tree, settings, model) as pair:
+            with self.launcher.pair(tree, settings, model, others=self.others) as pair:
                 self.progress.say(f"{about}  [dim]{pair.seconds:.1f} s[/]")
                 startup.append(pair.seconds)
                 commands[settings.describe()] = pair.commands
