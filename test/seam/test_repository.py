@@ -24,7 +24,8 @@ PAGES = sorted(page for page in LEDGER.glob("*.md") if page.name != "README.md")
 PROSE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PROSE += sorted((ROOT / "docs").rglob("*.md"))
 
-# The form of an investigation, in this order; more may stand between.
+# The form of an investigation, in this order; more may stand between, and a head may say more
+# behind a colon.
 SECTIONS = (
     "Symptom",
     "First evidence",
@@ -47,7 +48,7 @@ def seam_verbs() -> set[str]:
 
 def sections(page: Path) -> dict[str, str]:
     """The text below each bold head of a page, by head."""
-    parts = re.split(r"^\*\*([^*]+?)\.?\*\*", page.read_text(), flags=re.MULTILINE)
+    parts = re.split(r"^\*\*([^*]+?)(?::[^*]*)?\.?\*\*", page.read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
