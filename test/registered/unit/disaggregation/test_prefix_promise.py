@@ -231,6 +231,7 @@ class TestPrefillUses(unittest.TestCase):
         queue = instance(
             prefill.PrefillBootstrapQueue,
             queue=[req],
+            pp_size=1,
             kv_manager=transfer.manager,
             token_to_kv_pool=Record(page_size=PAGE),
             scheduler=Record(token_to_kv_pool_allocator=Record(page_size=PAGE)),
