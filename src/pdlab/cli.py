@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pdlab import page, ports, preflight, report, scenarios, trees
+from pdlab import page, ports, preflight, report, scenarios, trace, trees
 from pdlab.errors import Interrupted, LabError
 from pdlab.pair import Launcher
 from pdlab.progress import Progress
@@ -87,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--seconds", type=_seconds, metavar="N",
                          help="send the waves again until so many have passed")  # fmt: skip
         sub.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+        sub.add_argument("--trace", type=Path, metavar="FILE",
+                         help="write the way of each request, for Perfetto")  # fmt: skip
     compare.add_argument("--html", type=Path, metavar="DIR",
                          help=f"write a page that shows it all, DIR/{page.NAME}")  # fmt: skip
     return parser
@@ -193,7 +195,13 @@ class _Session:
         self.runner.progress.say(text)
 
     def tree(self) -> trees.Tree:
-        """The tree that the command line names."""
+        """The tree that the command line names; LabError when it cannot do what is asked of it."""
+        tree = self._named()
+        if self.runner.trace:
+            trace.require_patch(tree)
+        return tree
+
+    def _named(self) -> trees.Tree:
         if self.given.tree:
             return trees.existing(self.given.tree, trees.PATCHED, build=self.given.build)
         if self.given.stock:
@@ -218,6 +226,9 @@ class _Session:
         if given.json:
             report.write(given.json, content)
             self.say(f"written: {given.json}")
+        if self.runner.trace:
+            report.write(given.trace, self.runner.trace.content(sys.argv), indent=None)
+            self.say(f"written, to open in Perfetto: {given.trace}")
         if html:
             self.say(f"the page to look at: {page.write(html, content)}")
         for line in runs[-1].broken:
@@ -230,11 +241,7 @@ def _session(given: argparse.Namespace) -> Iterator[_Session]:
     """Everything a verb needs; logs are kept when it fails, or when they were asked for."""
     if given.draft and not given.model:
         raise LabError("--draft goes with --model")
-    if getattr(given, "json", None):
-        report.require_writable(given.json)
-    if getattr(given, "html", None):
-        page.require_packages()
-        report.require_writable(given.html / page.NAME)
+    _require_outputs(given)
     device = Device(given.device)
     if device is Device.CUDA and not given.model:
         raise LabError("--device cuda needs --model PATH: the fixtures are for the CPU")
@@ -244,9 +251,11 @@ def _session(given: argparse.Namespace) -> Iterator[_Session]:
     preflight.check()
     given.build = given.build.resolve()
     logs = given.build / "lab" / time.strftime("%Y%m%d-%H%M%S")
+    traced = trace.Collector(logs / "trace") if getattr(given, "trace", None) else None
+    more = traced.environment() if traced else None
     keep = True
     try:
-        with Launcher(device, given.timeout, logs, given.cold) as launcher:
+        with Launcher(device, given.timeout, logs, given.cold, more) as launcher:
             runner = Runner(
                 launcher,
                 Progress(),
@@ -254,6 +263,7 @@ def _session(given: argparse.Namespace) -> Iterator[_Session]:
                 model,
                 getattr(given, "rounds", 1),
                 occupancy=bool(getattr(given, "html", None)),
+                trace=traced,
             )
             yield _Session(given, runner)
         keep = given.keep_logs
@@ -265,6 +275,18 @@ def _session(given: argparse.Namespace) -> Iterator[_Session]:
             shutil.rmtree(logs, ignore_errors=True)
         elif any(logs.glob("*")):
             print(f"logs: {logs}", file=sys.stderr)
+
+
+def _require_outputs(given: argparse.Namespace) -> None:
+    """Raise LabError, before anything is started, for a file that could not be written."""
+    html = getattr(given, "html", None)
+    if html:
+        page.require_packages()
+    for path in (getattr(given, "json", None), getattr(given, "trace", None)):
+        if path:
+            report.require_writable(path)
+    if html:
+        report.require_writable(html / page.NAME)
 
 
 def _chosen(given: argparse.Namespace) -> list[Scenario]:

@@ -89,14 +89,23 @@ class Pair:
 class Launcher:
     """Starts servers, warm where that is possible, and ends all of them when it is closed."""
 
-    def __init__(self, device: Device, limit_s: float, directory: Path, cold: bool = False) -> None:
+    def __init__(
+        self,
+        device: Device,
+        limit_s: float,
+        directory: Path,
+        cold: bool = False,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
         """`directory` takes the logs; a server has `limit_s` seconds to get ready.
 
-        `cold` starts each server in an interpreter of its own, as everywhere on a GPU.
+        `cold` starts each server in an interpreter of its own, as everywhere on a GPU. `more` is
+        for the environment of all servers.
         """
         self.device = device
         self.limit_s = limit_s
         self.directory = directory
+        self.more = more or {}
         self.cold = cold or device is Device.CUDA
         self._standin = preflight.standin_path(device)
         self._warm: dict[tuple[Path, ...], WarmInterpreter] = {}
@@ -117,7 +126,7 @@ class Launcher:
         """Environment of a server that runs from `tree`."""
         own = Path(pdlab.__file__).parent.parent
         path = (*tree.path, *self._standin, own)
-        return environment(self.device, path, self._temporary)
+        return {**environment(self.device, path, self._temporary), **self.more}
 
     def warm_up(self, *trees: Tree) -> None:
         """Begin to import the packages of `trees`, all at once, and return without waiting."""

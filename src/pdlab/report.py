@@ -136,10 +136,10 @@ def require_writable(path: Path) -> None:
         raise LabError(f"cannot write {path}: it is a directory")
 
 
-def write(path: Path, content: Any) -> None:
+def write(path: Path, content: Any, indent: int | None = 1) -> None:
     """Write JSON whole or not at all; LabError when it cannot be written."""
     try:
-        _scratch(path).write_text(json.dumps(content, indent=1) + "\n")
+        _scratch(path).write_text(json.dumps(content, indent=indent) + "\n")
         _scratch(path).replace(path)
     except OSError as error:
         raise LabError(f"cannot write {path}: {error.strerror}") from error

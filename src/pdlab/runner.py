@@ -29,6 +29,8 @@ from pdlab.scenarios.model import (
     WaveResult,
 )
 from pdlab.settings import Model, Role, Settings, read_model
+from pdlab.settings import Model, Settings, read_model
+from pdlab.trace import Collector
 from pdlab.traffic import Outcome, Request, send_all
 from pdlab.trees import Tree
 
@@ -76,6 +78,9 @@ class Runner:
     """Everything that runs of one command share. `occupancy`: look at what decode holds.
 
     `others`: the roles that run from another tree than the one that is measured.
+    """Everything that runs of one command share.
+
+    `occupancy`: look at what decode holds. `trace`: gather what the servers trace.
     """
 
     launcher: Launcher
@@ -85,6 +90,7 @@ class Runner:
     rounds: int = 1
     occupancy: bool = False
     others: dict[Role, Tree] = field(default_factory=dict)
+    trace: Collector | None = None
     undisturbed: AcceptLengths = field(default_factory=dict)
 
     def run(self, trees: Sequence[Tree], scenarios: Sequence[Scenario]) -> tuple[TreeRun, ...]:
@@ -159,6 +165,8 @@ class Runner:
                         reference = references[settings.reference()]
                         run = self._run_scenario(pair, scenario, model, reference)
                     runs[scenario.name] = run
+                if self.trace:
+                    self.trace.collect(pair, f"{tree.label}, {settings.describe()}")
         ordered = tuple(runs[scenario.name] for scenario in scenarios)
         return TreeRun(tree, ordered, commands, tuple(startup))
 

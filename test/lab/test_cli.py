@@ -204,6 +204,8 @@ def test_a_server_that_dies_under_traffic(lab: Lab) -> None:
         (["up", "--scenario", "nonsense"], "no scenario nonsense"),
         (["up", "--port", "70000"], "70000 is not a port"),
         (["run", "parity", "--json", "/tmp"], "cannot write /tmp: it is a directory"),
+        (["run", "parity", "--trace", "/proc/no.json"], "cannot write /proc/no.json"),
+        (["run", "parity", "--trace", "/tmp/pdlab-trace.json"], "the patch handoff-trace"),
         (["compare", "parity", "--html", "/proc/no"], "cannot write /proc/no/index.html"),
     ],
 )

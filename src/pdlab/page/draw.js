@@ -27,6 +27,7 @@
       if (/^[xy]axis/.test(name)) {
         const grid = { gridcolor: colour("--line"), zerolinecolor: colour("--line") };
         painted[name] = { ...axis, ...grid, linecolor: colour("--muted") };
+        if (axis.title) painted[name].title = { ...axis.title, font: { ...font, size: 14 } };
       }
     }
     painted.shapes = (given.shapes || []).map((shape) => (

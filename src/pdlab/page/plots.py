@@ -16,7 +16,7 @@ from pdlab.trees import PATCHED, STOCK
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-ROW_PX, BAR_PX, PANEL_PX, FRAME_PX = 62, 74, 240, 110
+ROW_PX, BAR_PX, PANEL_PX, FRAME_PX = 72, 74, 240, 110
 COLUMNS = 2
 SYMBOLS = {STOCK: "diamond", PATCHED: "circle"}
 DASHES = {STOCK: "dash", PATCHED: "solid"}
@@ -48,7 +48,8 @@ def ranges(kinds: dict[str, dict[str, Spread | None]], most: int) -> Plot:
             x=[each.mean for _, each in points],
             y=[row for row, _ in points],
             text=[f"{each.mean:.2f}" for _, each in points],
-            textposition="top center",  # clear of the line through the mark
+            # clear of the line through the mark and of the other tree's number
+            textposition="top center" if label == STOCK else "bottom center",
             cliponaxis=False,
             error_x={
                 "array": [each.high - each.mean for _, each in points],
@@ -68,6 +69,7 @@ def ranges(kinds: dict[str, dict[str, Spread | None]], most: int) -> Plot:
         tickvals=list(range(len(kinds))),
         ticktext=[kind.replace(", ", "<br>") for kind in kinds],
         showgrid=False,
+        zeroline=False,
     )
     return _plot(figure, FRAME_PX + ROW_PX * len(kinds))
 
