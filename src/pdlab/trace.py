@@ -30,10 +30,12 @@ ANSWER_S = 30.0
 
 @dataclass
 class Collector:
-    """The trace events of all servers so far; the servers write below `directory`."""
+    """The trace events of all servers so far; the servers write files in `directory`, of which
+    those in `taken` are in `events`."""
 
     directory: Path
     events: list[dict[str, Any]] = field(default_factory=list)
+    taken: set[Path] = field(default_factory=set)
 
     def environment(self) -> dict[str, str]:
         """What makes a server trace."""
@@ -42,12 +44,10 @@ class Collector:
     def collect(self, pair: Pair, title: str) -> None:
         """Take over what the servers of a pair traced, under their roles and `title`."""
         for server in pair.servers:
-            if state := _settled(server):
-                content = json.loads(Path(state["file"]).read_text())
-                for event in content["traceEvents"]:
-                    if event.get("name") == "process_name":
-                        event["args"]["name"] = f"{server.process.name}, {title}"
-                    self.events.append(event)
+            for event in self._settled(server):
+                if event.get("name") == "process_name":
+                    event["args"]["name"] = f"{server.process.name}, {title}"
+                self.events.append(event)
 
     def content(self, made_by: list[str]) -> dict[str, Any]:
         """The file: JSON in the Trace Event Format, the servers' events by time."""
@@ -60,6 +60,20 @@ class Collector:
             "traceEvents": [*names, *rest],
         }
 
+    def _settled(self, server: Server) -> list[dict[str, Any]]:
+        """A server's events once its last request is gone or time is up; none of one that does
+        not trace, as the router."""
+        limit = time.monotonic() + SETTLE_S
+        while True:
+            _ask(server)
+            files = set(self.directory.glob(f"handoff-{server.process.name}-*.json")) - self.taken
+            contents = [json.loads(file.read_text()) for file in sorted(files)]
+            live = sum(content["otherData"]["live"] for content in contents)
+            if not live or time.monotonic() > limit:
+                self.taken |= files
+                return [event for content in contents for event in content["traceEvents"]]
+            time.sleep(POLL_S)
+
 
 def require_patch(tree: Tree) -> None:
     """Raise LabError when a tree cannot trace."""
@@ -67,22 +81,10 @@ def require_patch(tree: Tree) -> None:
         raise LabError(f"--trace needs the patch {PATCH}, which the tree {tree.label} lacks")
 
 
-def _settled(server: Server) -> dict[str, Any] | None:
-    """What a server says of its trace, written once its last request is gone or time is up."""
-    limit = time.monotonic() + SETTLE_S
-    while True:
-        state = _state(server)
-        done = state is None or state["live"] == 0 or time.monotonic() > limit
-        if done:
-            return state if state and state["written"] else None
-        time.sleep(POLL_S)
-
-
-def _state(server: Server) -> dict[str, Any] | None:
-    """The server's own word on its trace; None of one that does not trace, the router too."""
+def _ask(server: Server) -> None:
+    """Ask a server for its internal state, upon which it writes its trace."""
     try:
         with urllib.request.urlopen(server.url + "/server_info", timeout=ANSWER_S) as reply:
-            states = json.load(reply).get("internal_states", [])
-    except (urllib.error.URLError, OSError, ValueError):
-        return None
-    return next((each["handoff_trace"] for each in states if "handoff_trace" in each), None)
+            reply.read()
+    except (urllib.error.URLError, OSError):
+        pass  # the router knows no such path

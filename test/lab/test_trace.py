@@ -32,26 +32,30 @@ def events(pid: int, at: float) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def serving(states: list[dict[str, Any]]) -> Iterator[str]:
-    """A server whose internal state is each of `states` in turn, then the last one."""
+def tracing(file: Path, *lives: int) -> Iterator[str]:
+    """A server that writes `file` when it is asked, with so many live requests each time."""
+    asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             pass
 
         def do_GET(self) -> None:
-            state = states.pop(0) if len(states) > 1 else states[0]
-            body = json.dumps({"internal_states": [state]}).encode()
+            asked.append(self.path)
+            live = lives[min(len(asked), len(lives)) - 1]
+            at = float(file.stem.rpartition("-")[2])
+            content = {"otherData": {"live": live}, "traceEvents": events(int(at), at)}
+            file.write_text(json.dumps(content))
             self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", "0")
             self.end_headers()
-            self.wfile.write(body)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+    assert asked == ["/server_info"] * len(lives)
 
 
 def pair(*servers: tuple[str, str]) -> Pair:
@@ -62,34 +66,26 @@ def pair(*servers: tuple[str, str]) -> Pair:
     return Pair(made[-1].url, made, 1.0)
 
 
-def state(file: Path, live: int = 0, written: int = 4) -> dict[str, Any]:
-    return {"handoff_trace": {"file": str(file), "live": live, "written": written}}
-
-
 def test_the_servers_of_all_pairs_are_in_one_file_by_time(tmp_path: Path) -> None:
-    files = [tmp_path / f"{number}.json" for number in (1, 2)]
-    for number, file in enumerate(files, 1):
-        file.write_text(json.dumps({"traceEvents": events(number, 100.0 / number)}))
     traced = trace.Collector(tmp_path)
-    with serving([state(files[0])]) as prefill, serving([state(files[1])]) as decode:
-        traced.collect(pair(("prefill", prefill), ("decode", decode)), "patched, default")
+    for number in (20, 10):
+        prefill = tmp_path / f"handoff-prefill-{number}.json"
+        decode = tmp_path / f"handoff-decode-{number + 1}.json"
+        with tracing(prefill, 0) as one, tracing(decode, 0) as other:
+            traced.collect(pair(("prefill", one), ("decode", other)), f"pair {number}")
     content = traced.content(["pdlab", "run"])
     assert content["otherData"]["command"] == "pdlab run"
     names = [e["args"]["name"] for e in content["traceEvents"] if e["ph"] == "M"]
-    assert names == ["prefill, patched, default", "decode, patched, default"]
+    assert names == ["prefill, pair 20", "decode, pair 20", "prefill, pair 10", "decode, pair 10"]
     rest = [event for event in content["traceEvents"] if event["ph"] != "M"]
     assert [event["ts"] for event in rest] == sorted(event["ts"] for event in rest)
-    assert [e["ph"] for e in rest if e["pid"] == 1] == ["B", "B", "E", "E"]
+    assert [e["ph"] for e in rest if e["pid"] == 10] == ["B", "B", "E", "E"]
 
 
 def test_requests_that_are_still_there_are_waited_for(tmp_path: Path) -> None:
-    file = tmp_path / "decode.json"
-    file.write_text(json.dumps({"traceEvents": events(1, 1.0)}))
-    states = [state(file, live=2, written=0), state(file, live=1, written=2), state(file)]
     traced = trace.Collector(tmp_path)
-    with serving(states) as url:
+    with tracing(tmp_path / "handoff-decode-1.json", 2, 1, 0) as url:
         traced.collect(pair(("decode", url)), "patched")
-    assert len(states) == 1
     assert len(traced.events) == 5
 
 
@@ -97,18 +93,15 @@ def test_a_request_that_never_ends_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace, "SETTLE_S", 0.0)
-    file = tmp_path / "decode.json"
-    file.write_text(json.dumps({"traceEvents": events(1, 1.0)}))
     traced = trace.Collector(tmp_path)
-    with serving([state(file, live=1)]) as url:
+    with tracing(tmp_path / "handoff-decode-1.json", 1) as url:
         traced.collect(pair(("decode", url)), "patched")
     assert len(traced.events) == 5
 
 
-@pytest.mark.parametrize("said", [{}, {"metadata_slots": {}}])
-def test_a_server_that_does_not_trace_adds_nothing(said: dict[str, Any], tmp_path: Path) -> None:
-    traced = trace.Collector(tmp_path)
-    with serving([said]) as url:
+def test_a_server_that_does_not_trace_adds_nothing(tmp_path: Path) -> None:
+    traced = trace.Collector(tmp_path / "never made")
+    with tracing(tmp_path / "elsewhere-1.json", 0) as url:
         traced.collect(pair(("prefill", url), ("router", "http://127.0.0.1:9")), "stock")
     assert traced.events == []
 

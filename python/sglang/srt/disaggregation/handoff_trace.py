@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
@@ -83,6 +83,7 @@ class Trace:
     request_rows: ReqToTokenPool
     page_size: int
     live: dict[str, Live] = field(default_factory=dict)
+    resulted: list[Req] = field(default_factory=list)
     entered: int = 0
     written: int = 0
     written_ns: int = 0
@@ -122,7 +123,10 @@ class Trace:
                 self.enter(req, step)
 
     def sweep(self) -> None:
-        """Let go of the requests that have an end, however they came to it."""
+        """Note what the latest result has changed, and let go of the requests that have an end,
+        however they came to it."""
+        self.move(self.resulted, Step.DECODE, Step.FIRST_DECODE)
+        self.resulted = []
         ended = [each.req for each in self.live.values() if each.req.finished()]
         for req in ended:
             self.enter(req, Step.FINISH)
@@ -151,6 +155,7 @@ class Trace:
 
         A file that cannot be written is logged; requests go on.
         """
+        self.sweep()
         now = time.monotonic_ns()
         resting = not self.live or now - self.written_ns > WRITE_INTERVAL_NS
         if self.entered == self.written or not resting:
@@ -165,7 +170,16 @@ class Trace:
     def write(self) -> None:
         """Write the file, whole or not at all; OSError when that fails."""
         scratch = self.file.with_suffix(".partial")
-        content = {"traceEvents": list(self.events()), "displayTimeUnit": "ms"}
+        about = {
+            "transitions": self.entered,
+            "dropped": max(0, self.entered - self.capacity),
+            "live": len(self.live),
+        }
+        content = {
+            "displayTimeUnit": "ms",
+            "otherData": about,
+            "traceEvents": list(self.events()),
+        }
         scratch.write_text(json.dumps(content, separators=(",", ":")))
         scratch.replace(self.file)
 
@@ -341,53 +355,29 @@ def prebuilt(get_new_prebuilt_batch: Method) -> Method:
     return traced  # type: ignore[return-value]
 
 
-def scheduled(origin: Step, step: Step) -> Callable[[Method], Method]:
-    """Decorates what returns the next batch, or a plan that holds it: its requests, those that were
-    in `origin`, are in `step`."""
-
-    def decorate(get_next_batch: Method) -> Method:
-        @functools.wraps(get_next_batch)
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            outcome = get_next_batch(*args, **kwargs)
-            if _trace is not None:
-                batch = getattr(outcome, "batch_to_run", outcome)
-                if batch is not None and not batch.forward_mode.is_prebuilt():
-                    _trace.move(batch.reqs, step, origin)
-            return outcome
-
-        return traced  # type: ignore[return-value]
-
-    return decorate
+def forward(batch: ScheduleBatch) -> None:
+    """A batch is about to run; called at the top of Scheduler.run_batch."""
+    if _trace is not None and not batch.forward_mode.is_prebuilt():
+        _trace.move(batch.reqs, Step.PREFILL, Step.QUEUE)
+        _trace.move(batch.reqs, Step.FIRST_DECODE, Step.PREBUILT)
 
 
-def chunk_sent(send_kv_chunk: Method) -> Method:
-    """Decorates SchedulerDisaggregationPrefillMixin.send_kv_chunk: after the last chunk prefill
-    waits for the transfer alone."""
-
-    @functools.wraps(send_kv_chunk)
-    def traced(
-        scheduler: Any, req: Req, last_chunk: bool = False, *args: Any, **kwargs: Any
-    ) -> Any:
-        if _trace is not None and last_chunk:
-            _trace.enter(req, Step.TRANSFER)
-        return send_kv_chunk(scheduler, req, last_chunk, *args, **kwargs)
-
-    return traced  # type: ignore[return-value]
+def chunk(req: Req, last_chunk: bool) -> None:
+    """A chunk is about to leave prefill, which waits for the transfer alone after the last one;
+    called at the top of SchedulerDisaggregationPrefillMixin.send_kv_chunk."""
+    if _trace is not None and last_chunk:
+        _trace.enter(req, Step.TRANSFER)
 
 
-def processed(process_batch_result: Method) -> Method:
-    """Decorates Scheduler.process_batch_result: the first real result ends the first decode."""
+def result(batch: ScheduleBatch) -> None:
+    """The result of a batch is about to be processed: what it frees is seen at the next sweep.
 
-    @functools.wraps(process_batch_result)
-    def traced(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        outcome = process_batch_result(scheduler, batch, *args, **kwargs)
-        if _trace is not None:
-            if not batch.forward_mode.is_prebuilt():
-                _trace.move(batch.reqs, Step.DECODE, Step.FIRST_DECODE)
-            _trace.sweep()
-        return outcome
-
-    return traced  # type: ignore[return-value]
+    Called at the top of Scheduler.process_batch_result.
+    """
+    if _trace is not None:
+        _trace.sweep()
+        if not batch.forward_mode.is_prebuilt():
+            _trace.resulted = list(batch.reqs)
 
 
 def swept(method: Method) -> Method:
@@ -420,24 +410,10 @@ def aborted(abort_request: Method) -> Method:
     return traced  # type: ignore[return-value]
 
 
-def add_state(get_internal_state: Method) -> Method:
-    """Decorates Scheduler.get_internal_state: the trace is written and the reply names its file."""
-
-    @functools.wraps(get_internal_state)
-    def traced(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        reply = get_internal_state(scheduler, *args, **kwargs)
-        if _trace is not None:
-            _trace.write_when_due()
-            reply.internal_state["handoff_trace"] = {
-                "file": str(_trace.file),
-                "transitions": _trace.entered,
-                "written": _trace.written,
-                "dropped": max(0, _trace.entered - _trace.capacity),
-                "live": len(_trace.live),
-            }
-        return reply
-
-    return traced  # type: ignore[return-value]
+def write() -> None:
+    """Write what is new; called at the top of Scheduler.get_internal_state."""
+    if _trace is not None:
+        _trace.write_when_due()
 
 
 def runs(numbers: list[int]) -> str:
