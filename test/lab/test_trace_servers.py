@@ -25,6 +25,8 @@ START_LIMIT_S = 300.0
 REQUESTS, PROMPT, NEW_TOKENS = 16, 40, 80
 # Eight of the requests fill it.
 SETTINGS = Settings(decode_kv_tokens=600, decode_reserved_tokens=8)
+# At prefill, where "queue" is a step only of those that wait longer than a pass.
+PREFILL = ["bootstrap", "prefill", "transfer", "finish"]
 # What may follow each step at decode.
 FOLLOWS = {
     None: {"bootstrap"},
@@ -33,7 +35,7 @@ FOLLOWS = {
     "transfer": {"commit"},
     "commit": {"wait"},
     "wait": {"prebuilt"},
-    "prebuilt": {"first decode"},
+    "prebuilt": {"first decode", "retract"},  # the batch may be too large at once
     "first decode": {"decode", "retract", "finish"},
     "decode": {"retract", "finish"},
     "retract": {"resume"},
@@ -114,7 +116,7 @@ def test_every_request_goes_its_way_on_both_ends(traced: tuple[list[Outcome], Ev
     assert len(prefill) == len(decode) == REQUESTS
     for steps in prefill.values():
         names = [name for name, *_ in steps]
-        assert names == ["bootstrap", "queue", "prefill", "transfer", "finish"]
+        assert [name for name in names if name != "queue"] == PREFILL
     retracted = 0
     for steps in decode.values():
         names = [name for name, *_ in steps]

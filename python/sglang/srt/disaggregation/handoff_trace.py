@@ -41,7 +41,7 @@ class Step(enum.Enum):
     """Where a request is. Each step lasts until the next one begins."""
 
     BOOTSTRAP = "bootstrap"  # the two ends shake hands
-    QUEUE = "queue"  # prefill: waits for a batch
+    QUEUE = "queue"  # prefill: waits for a batch, longer than a pass of the loop
     PREFILL = "prefill"  # prefill: in a batch, chunks may be on their way
     PREALLOC = "prealloc"  # decode: waits for a request row, KV and a metadata row
     TRANSFER = "transfer"  # prefill: the last chunk is sent; decode: the KV arrives
@@ -294,24 +294,6 @@ def queued_at_prefill(add: Method) -> Method:
     return traced  # type: ignore[return-value]
 
 
-def admitted_at_decode(pop_preallocated: Method) -> Method:
-    """Decorates DecodePreallocQueue.pop_preallocated: whoever got memory is in transfer, whoever
-    shook hands waits for it."""
-
-    @functools.wraps(pop_preallocated)
-    def traced(queue: Any, *args: Any, **kwargs: Any) -> Any:
-        outcome = pop_preallocated(queue, *args, **kwargs)
-        if _trace is not None:
-            admitted = outcome[0] if isinstance(outcome, tuple) else outcome
-            for each in admitted:
-                _trace.enter(each.req, Step.TRANSFER)
-            ready = [each.req for each in queue.queue if each.waiting_for_input]
-            _trace.move(ready, Step.PREALLOC, Step.BOOTSTRAP)
-        return outcome
-
-    return traced  # type: ignore[return-value]
-
-
 def committed(commit: Method) -> Method:
     """Decorates DecodeTransferQueue._commit_transfer_to_req."""
 
@@ -324,21 +306,18 @@ def committed(commit: Method) -> Method:
     return traced  # type: ignore[return-value]
 
 
-def returns(step: Step) -> Callable[[Method], Method]:
-    """Decorates a method that returns the requests which are in `step` from then on."""
+def resumed(resume_retracted_reqs: Method) -> Method:
+    """Decorates DecodePreallocQueue.resume_retracted_reqs."""
 
-    def decorate(method: Method) -> Method:
-        @functools.wraps(method)
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            outcome = method(*args, **kwargs)
-            if _trace is not None:
-                for req in outcome[0] if isinstance(outcome, tuple) else outcome:
-                    _trace.enter(req, step)
-            return outcome
+    @functools.wraps(resume_retracted_reqs)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        outcome = resume_retracted_reqs(*args, **kwargs)
+        if _trace is not None:
+            for req in outcome:
+                _trace.enter(req, Step.RESUME)
+        return outcome
 
-        return traced  # type: ignore[return-value]
-
-    return decorate
+    return traced  # type: ignore[return-value]
 
 
 def prebuilt(get_new_prebuilt_batch: Method) -> Method:
@@ -358,7 +337,7 @@ def prebuilt(get_new_prebuilt_batch: Method) -> Method:
 def forward(batch: ScheduleBatch) -> None:
     """A batch is about to run; called at the top of Scheduler.run_batch."""
     if _trace is not None and not batch.forward_mode.is_prebuilt():
-        _trace.move(batch.reqs, Step.PREFILL, Step.QUEUE)
+        _trace.move(batch.reqs, Step.PREFILL, Step.BOOTSTRAP, Step.QUEUE)
         _trace.move(batch.reqs, Step.FIRST_DECODE, Step.PREBUILT)
 
 
@@ -380,14 +359,37 @@ def result(batch: ScheduleBatch) -> None:
             _trace.resulted = list(batch.reqs)
 
 
-def swept(method: Method) -> Method:
-    """Decorates a step in which requests come to an end."""
+def passed_at_decode(process_decode_queue: Method) -> Method:
+    """Decorates SchedulerDisaggregationDecodeMixin.process_decode_queue: after a pass, who is in
+    which queue says what happened to them."""
 
-    @functools.wraps(method)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        outcome = method(*args, **kwargs)
+    @functools.wraps(process_decode_queue)
+    def traced(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        outcome = process_decode_queue(scheduler, *args, **kwargs)
         if _trace is not None:
+            arriving = scheduler.disagg_decode_prealloc_queue.queue
+            ready = (each.req for each in arriving if each.waiting_for_input)
+            admitted = (each.req for each in scheduler.disagg_decode_transfer_queue.queue)
+            _trace.move(ready, Step.PREALLOC, Step.BOOTSTRAP)
+            _trace.move(admitted, Step.TRANSFER, Step.BOOTSTRAP, Step.PREALLOC)
+            _trace.move(scheduler.waiting_queue, Step.WAIT, Step.COMMIT)
             _trace.sweep()
+        return outcome
+
+    return traced  # type: ignore[return-value]
+
+
+def passed_at_prefill(process_inflight_queue: Method) -> Method:
+    """Decorates SchedulerDisaggregationPrefillMixin.process_disagg_prefill_inflight_queue, which
+    returns the requests that it has done with; others have come to wait for a batch."""
+
+    @functools.wraps(process_inflight_queue)
+    def traced(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        outcome = process_inflight_queue(scheduler, *args, **kwargs)
+        if _trace is not None:
+            for req in outcome:
+                _trace.enter(req, Step.FINISH)
+            _trace.move(scheduler.waiting_queue, Step.QUEUE, Step.BOOTSTRAP)
         return outcome
 
     return traced  # type: ignore[return-value]

@@ -250,11 +250,12 @@ class TestPrefill(TraceTest):
         req = request()
         mode = SimpleNamespace(is_prebuilt=lambda: False)
         handoff_trace.queued_at_prefill(lambda *_: None)(None, req)
-        handoff_trace.returns(Step.QUEUE)(lambda: ([req], []))()
+        passed = handoff_trace.passed_at_prefill(lambda scheduler: scheduler.done)
+        passed(SimpleNamespace(waiting_queue=[req], done=[]))
         handoff_trace.forward(SimpleNamespace(reqs=[req], forward_mode=mode))
         handoff_trace.chunk(req, last_chunk=False)
         handoff_trace.chunk(req, last_chunk=True)
-        handoff_trace.returns(Step.FINISH)(lambda: [req])()
+        passed(SimpleNamespace(waiting_queue=[], done=[req]))
         self.assertEqual(
             self.steps("a"),
             [Step.BOOTSTRAP, Step.QUEUE, Step.PREFILL, Step.TRANSFER, Step.FINISH],
@@ -264,7 +265,6 @@ class TestPrefill(TraceTest):
         queue, steps = prefill.PrefillBootstrapQueue, prefill.SchedulerDisaggregationPrefillMixin
         for step in (
             queue.add,
-            queue.pop_bootstrapped,
             steps.process_disagg_prefill_inflight_queue,
             Scheduler.init_disaggregation,
         ):
