@@ -365,7 +365,7 @@ def test_what_was_not_measured_says_so(content: Any) -> None:
             wave["samples"] = []
     little["comparison"] = [e for e in little["comparison"] if e["scenario"] == "parity"]
     html = page.render(little)
-    assert "No scenario of this run probes the server" in html
+    assert "No scenario of this run probes the health of a server" in html
     assert "The decode server was not looked at in this run." in html
     assert "No scenario of this run measures throughput." in html
     assert html.count('role="img"') == 1

@@ -139,7 +139,7 @@ def health(content: Any) -> Section:
         "Health probes",
         "Share of answered probes of the decode server that took no longer than so many seconds, "
         "on a logarithmic axis. Further left is better.",
-        "No scenario of this run probes the server's health: health does.",
+        "No scenario of this run probes the health of a server; the one named health does.",
     )
     if not found:
         return base
