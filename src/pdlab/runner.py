@@ -29,7 +29,6 @@ from pdlab.scenarios.model import (
     WaveResult,
 )
 from pdlab.settings import Model, Role, Settings, read_model
-from pdlab.settings import Model, Settings, read_model
 from pdlab.trace import Collector
 from pdlab.traffic import Outcome, Request, send_all
 from pdlab.trees import Tree
@@ -75,12 +74,10 @@ class TreeRun:
 
 @dataclass
 class Runner:
-    """Everything that runs of one command share. `occupancy`: look at what decode holds.
-
-    `others`: the roles that run from another tree than the one that is measured.
     """Everything that runs of one command share.
 
-    `occupancy`: look at what decode holds. `trace`: gather what the servers trace.
+    `occupancy`: look at what decode holds. `trace`: gather what the servers trace. `others`: the
+    roles that run from another tree than the one that is measured.
     """
 
     launcher: Launcher
