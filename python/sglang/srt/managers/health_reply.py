@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-"""Seconds a probe without a reply waits before the next look at it, as in stock."""
+LOOK_S = 1.001
+"""Seconds a probe without a reply waits before the next look at it. A hair over stock's one second,
+so that as many looks as the limit has seconds end after it, and not just before with one to go."""
 
 _probes: dict[str, Probe] = {}
 """The probes of this process that are waiting, by request id."""
