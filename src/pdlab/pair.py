@@ -122,11 +122,12 @@ class Launcher:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def environment(self, tree: Tree) -> Mapping[str, str]:
+    def environment(self, tree: Tree, settings: Settings | None = None) -> Mapping[str, str]:
         """Environment of a server that runs from `tree`."""
         own = Path(pdlab.__file__).parent.parent
         path = (*tree.path, *self._standin, own)
-        return {**environment(self.device, path, self._temporary), **self.more}
+        chosen = dict(settings.environment) if settings else {}
+        return {**environment(self.device, path, self._temporary), **chosen, **self.more}
 
     def warm_up(self, *trees: Tree) -> None:
         """Begin to import the packages of `trees`, all at once, and return without waiting."""
@@ -186,6 +187,18 @@ class Launcher:
             self._wait(server)
             yield Pair(server.url, (server,), time.monotonic() - start)
 
+    @contextmanager
+    def joining(
+        self, role: Role, tree: Tree, settings: Settings, model: Model
+    ) -> Iterator[tuple[Server, int]]:
+        """One more server beside a pair, and the bootstrap port it was given, for a prefill."""
+        with ExitStack() as stack:
+            port, nccl_port, bootstrap_port = ports.free(3)
+            place = Placement(port, nccl_port, bootstrap_port)
+            server = self._server(stack, role, tree, settings, model, place)
+            self._wait(server)
+            yield server, bootstrap_port
+
     def _placements(self, numbers: list[int]) -> tuple[Placement, Placement]:
         gpus = _gpus() if self.device is Device.CUDA else 0
         shares = gpus == 1
@@ -205,7 +218,7 @@ class Launcher:
             role.value,
             SERVER,
             server_arguments(role, settings, model, self.device, place),
-            self.environment(tree),
+            self.environment(tree, settings),
         )
         log = self._log(tree, role.value)
         if self.cold:

@@ -25,6 +25,7 @@ from pdlab.scenarios.model import (
     Reference,
     Scenario,
     Seen,
+    Stage,
     Wave,
     WaveResult,
 )
@@ -149,7 +150,12 @@ class Runner:
         runs: dict[str, ScenarioRun] = {}
         commands: dict[str, tuple[tuple[str, ...], ...]] = {}
         startup = []
-        for together in _sharing(scenarios):
+        for scenario in scenarios:
+            if scenario.conduct:
+                with self.progress.step(f"{tree.label}: {scenario.name}"):
+                    reference = references[scenario.settings.reference()]
+                    runs[scenario.name] = self._conducted(tree, scenario, reference)
+        for together in _sharing([each for each in scenarios if not each.conduct]):
             settings = together[0].settings
             model = self.model_of(settings)
             about = f"{tree.label}: prefill, decode and router, {settings.describe()}"
@@ -166,6 +172,16 @@ class Runner:
                     self.trace.collect(pair, f"{tree.label}, {settings.describe()}")
         ordered = tuple(runs[scenario.name] for scenario in scenarios)
         return TreeRun(tree, ordered, commands, tuple(startup))
+
+    def _conducted(self, tree: Tree, scenario: Scenario, reference: Reference) -> ScenarioRun:
+        """A scenario that starts its servers by itself."""
+        assert scenario.conduct
+        start = time.monotonic()
+        settings = scenario.settings
+        model = self.model_of(settings)
+        stage = Stage(self.launcher, tree, settings, model, self.progress.say)
+        figures = median([scenario.conduct(stage, reference) for _ in range(self.rounds)])
+        return ScenarioRun(scenario, tuple(figures), (), time.monotonic() - start)
 
     def _run_scenario(
         self, pair: Pair, scenario: Scenario, model: Model, reference: Reference

@@ -116,6 +116,7 @@ class Settings:
     decode_reserved_tokens: int | None = None
     prefill_flags: tuple[str, ...] = ()
     decode_flags: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def draft_tokens(self) -> int:

@@ -15,6 +15,7 @@ from pdlab.scenarios import (
     hicache,
     hicache_decode,
     host_pool,
+    hostile,
     layers,
     parity,
     prefix,
@@ -45,6 +46,7 @@ SCENARIOS = {
         crowd,
         aborts,
         soak,
+        hostile,
     )
 }
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pdlab.figures import TIMING_NOISE, Better, Figure
 from pdlab.health import Probe
 from pdlab.occupancy import Sample
-from pdlab.pair import Pair
-from pdlab.settings import Settings
+from pdlab.pair import Launcher, Pair
+from pdlab.settings import Model, Settings
 from pdlab.traffic import Outcome, Request
+from pdlab.trees import Tree
 
 # What an aggregated server answers to each request, by `Request.key`.
 Reference = dict[tuple[tuple[int, ...], int], tuple[int, ...]]
@@ -100,12 +101,24 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """What a scenario that starts its servers itself has for that."""
+
+    launcher: Launcher
+    tree: Tree
+    settings: Settings
+    model: Model
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
 class Scenario:
     """What `pdlab run NAME` does. `waves` makes the traffic for a vocabulary of that size.
 
     `follow_ups` makes waves to come after those, out of the tokens that are right for them. All of
     them are sent again as long as `lasts_s` seconds have not passed. `ends_servers`: no other
-    scenario can have its servers afterwards, and there is one round.
+    scenario can have its servers afterwards, and there is one round. With `conduct` the waves are
+    for the reference only: it starts servers, and loses some, by itself.
     """
 
     name: str
@@ -116,6 +129,7 @@ class Scenario:
     follow_ups: Callable[[Reference], Sequence[Wave]] = lambda _: ()
     lasts_s: float = 0.0
     ends_servers: bool = False
+    conduct: Callable[[Stage, Reference], list[Figure]] | None = None
 
 
 def correctness(observation: Observation, may_fail: bool = False) -> list[Figure]:

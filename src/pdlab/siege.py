@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pair under attack while good clients go on: what becomes of them, and of the servers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import aiohttp
+from rich.markup import escape
+
+from pdlab.attacks import Attack, Field, Rogue
+from pdlab.pair import Launcher, Pair, Server
+from pdlab.settings import Model, Role, Settings
+from pdlab.traffic import Outcome, Request, send
+from pdlab.trees import Tree
+
+# As many good clients as two cores bear.
+CLIENTS = 32
+# Good clients alone, before an attack and after it; and while it lasts.
+CALM_S, ATTACK_S = 1.5, 3.0
+# A good request takes less than a second; what takes longer than this is not answered.
+GOOD_LIMIT_S = 15.0
+HEALTH_LIMIT_S = 5.0
+# What waits for a half that never comes is failed by then: the limits in the settings, a sweep of
+# the tables, and the 30 s for which decode keeps pages that prefill may still write to.
+SETTLE_S = 40.0
+LOOK_S = 0.25
+
+Reference = dict[tuple[tuple[int, ...], int], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What good clients got in some seconds."""
+
+    outcomes: tuple[tuple[Request, Outcome], ...]
+    seconds: float
+
+    def harmed(self, reference: Reference) -> list[str]:
+        """What went wrong with requests: no answer, or another's tokens."""
+        return [
+            outcome.error or "another's tokens"
+            for request, outcome in self.outcomes
+            if not outcome.ok or outcome.tokens != reference[request.key]
+        ]
+
+
+def latency_s(*phases: Phase) -> float | None:
+    """Median over the requests that were answered."""
+    known = [outcome.latency_s for phase in phases for _, outcome in phase.outcomes if outcome.ok]
+    return statistics.median(known) if known else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one attack did. Times are medians of good requests, without it and with it."""
+
+    attack: Attack
+    errors: tuple[str, ...]
+    asked: int
+    calm_s: float | None
+    under_attack_s: float | None
+    unanswered: int
+    lost: tuple[str, ...]
+    unhealthy: int
+    left: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def slower(self) -> float | None:
+        """Latency under attack over the latency without it."""
+        if not self.calm_s or self.under_attack_s is None:
+            return None
+        return self.under_attack_s / self.calm_s
+
+    @property
+    def harmed(self) -> int:
+        """Good requests without an answer, or with another's tokens."""
+        return len(self.errors)
+
+    @property
+    def wrong(self) -> str:
+        """What it did to the pair, for a reader; empty when the pair can go on as it was."""
+        parts = [
+            self.errors and f"{self.harmed} of {self.asked} good requests: {self.errors[0]}",
+            self.lost and f"ended: {', '.join(self.lost)}",
+            self.unhealthy and f"{self.unhealthy} servers do not say that they are well",
+            self.unanswered and f"{self.unanswered} hostile requests without an answer",
+            self.left and f"left: {self.left}",
+        ]
+        return "; ".join(part for part in parts if part)
+
+
+@dataclass
+class Siege:
+    """Attacks a pair with one thing after the other; one that does not recover is replaced."""
+
+    launcher: Launcher
+    tree: Tree
+    settings: Settings
+    model: Model
+    good: Sequence[Request]
+    reference: Reference
+    say: Callable[[str], None]
+
+    def run(self, attacks: Sequence[Attack]) -> list[Verdict]:
+        """The verdict on each attack, in order."""
+        verdicts: list[Verdict] = []
+        while len(verdicts) < len(attacks):
+            with self.launcher.pair(self.tree, self.settings, self.model) as pair:
+                start = asyncio.run(state(pair))
+                for attack in attacks[len(verdicts) :]:
+                    with self._joined(pair, attack.rogue) as (rogue, port):
+                        verdicts.append(asyncio.run(self._one(pair, attack, rogue, port, start)))
+                    if wrong := verdicts[-1].wrong:
+                        self.say(escape(f"{attack.name}: {wrong}"))
+                        break
+        return verdicts
+
+    @contextmanager
+    def _joined(self, pair: Pair, rogue: Rogue | None) -> Iterator[tuple[str, int]]:
+        """The server that does not fit, up beside the pair: its URL and bootstrap port."""
+        with ExitStack() as stack:
+            if rogue is None:
+                yield "", 0
+                return
+            model = self.model if rogue.drafts else replace(self.model, draft=None)
+            settings = replace(
+                self.settings,
+                page_size=rogue.page_size or self.settings.page_size,
+                prefill_flags=rogue.flags if rogue.role is Role.PREFILL else (),
+                decode_flags=rogue.flags if rogue.role is Role.DECODE else (),
+            )
+            server, port = stack.enter_context(
+                self.launcher.joining(rogue.role, self.tree, settings, model)
+            )
+            yield server.url, port
+
+    async def _one(
+        self, pair: Pair, attack: Attack, rogue: str, port: int, start: dict[str, Any]
+    ) -> Verdict:
+        prefill, decode = pair.servers[:2]
+        pool = self.settings.decode_kv_tokens
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            there = Field(pair.url, prefill.url, decode.url, bootstrap_port(prefill),
+                          self.model.vocab, pool, session, rogue, port)  # fmt: skip
+            before = await self._good(session, pair, CALM_S)
+            acting = asyncio.ensure_future(attack.act(there))
+            under = await self._good(session, pair, ATTACK_S)
+            unanswered = await _unanswered(there, acting)
+            lost = tuple(s.process.name for s in pair.servers if s.process.poll() is not None)
+            unhealthy = sum([not await _healthy(session, server) for server in pair.servers[:2]])
+            gone = lost or unhealthy
+            left = {} if gone else await _left(pair, start)
+            calm = [before] if gone else [before, await self._good(session, pair, CALM_S)]
+        return Verdict(
+            attack,
+            tuple(error for phase in (under, *calm) for error in phase.harmed(self.reference)),
+            sum(len(phase.outcomes) for phase in (under, *calm)),
+            latency_s(*calm),
+            latency_s(under),
+            unanswered,
+            lost,
+            unhealthy,
+            left,
+        )
+
+    async def _good(self, session: aiohttp.ClientSession, pair: Pair, seconds: float) -> Phase:
+        """Good clients, one request of each after the other, for as long; once each at least."""
+        start = time.monotonic()
+        seen: list[tuple[Request, Outcome]] = []
+
+        async def client(requests: Iterator[Request]) -> None:
+            for request in requests:
+                outcome = await _limited(session, pair.url, request)
+                seen.append((request, outcome))
+                if not outcome.ok or time.monotonic() - start >= seconds:
+                    return
+
+        share = len(self.good) // CLIENTS
+        await asyncio.gather(
+            *(
+                client(itertools.cycle(self.good[i * share : (i + 1) * share]))
+                for i in range(CLIENTS)
+            )
+        )
+        return Phase(tuple(seen), time.monotonic() - start)
+
+
+async def state(pair: Pair) -> dict[str, Any]:
+    """What must be as it was when nothing is under way any more, by server.
+
+    The queues and pools are empty when a server lets its cache be flushed; a server with the
+    series also counts its metadata rows and the rooms in its tables.
+    """
+    found: dict[str, Any] = {}
+    limit = aiohttp.ClientTimeout(total=HEALTH_LIMIT_S)
+    async with aiohttp.ClientSession(timeout=limit) as session:
+        for server in pair.servers[:2]:
+            name = server.process.name
+            try:
+                async with session.post(f"{server.url}/flush_cache") as reply:
+                    found[f"{name} idle"] = reply.status == 200
+                async with session.get(f"{server.url}/server_info") as reply:
+                    [internal, *_] = (await reply.json())["internal_states"]
+            except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+                found[name] = type(error).__name__
+                continue
+            for what in ("metadata_slots", "rooms"):
+                if what in internal:
+                    found[f"{name} {what}"] = internal[what]
+    return found
+
+
+def bootstrap_port(prefill: Server) -> int:
+    """The port at which a prefill server says how it is laid out."""
+    words = prefill.process.command.arguments
+    return int(words[words.index("--disaggregation-bootstrap-port") + 1])
+
+
+async def _unanswered(field: Field, acting: asyncio.Future[object]) -> int:
+    """How many of an attack's requests got no answer, once it had time to end."""
+    await asyncio.wait([acting], timeout=SETTLE_S)
+    unanswered = sum(answer.status is None for answer in field.answers)
+    if acting.done() and not acting.exception():
+        return unanswered
+    acting.cancel()  # or it lost a server in the middle of what it did
+    return unanswered + 1
+
+
+async def _left(pair: Pair, start: dict[str, Any]) -> dict[str, Any]:
+    """What differs from the state at the start once the pair had time to settle."""
+    limit = time.monotonic() + SETTLE_S
+    while True:
+        now = await state(pair)
+        left = {name: value for name, value in now.items() if value != start.get(name)}
+        if not left or time.monotonic() > limit:
+            return left
+        await asyncio.sleep(LOOK_S)
+
+
+async def _limited(session: aiohttp.ClientSession, url: str, request: Request) -> Outcome:
+    try:
+        return await asyncio.wait_for(send(session, url, request), GOOD_LIMIT_S)
+    except asyncio.TimeoutError:
+        return Outcome(error=f"no reply in {GOOD_LIMIT_S:g} s", latency_s=GOOD_LIMIT_S)
+
+
+async def _healthy(session: aiohttp.ClientSession, server: Server) -> bool:
+    limit = aiohttp.ClientTimeout(total=HEALTH_LIMIT_S)
+    try:
+        async with session.get(f"{server.url}/health", timeout=limit) as reply:
+            return reply.status == 200
+    except (aiohttp.ClientError, asyncio.TimeoutError):
+        return False

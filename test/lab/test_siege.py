@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read off a pair under attack, and that each attack knows what it sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from pdlab.attacks import ATTACKS, HOSTILE_LIMIT_S, Attack, Field
+from pdlab.ports import HOST
+from pdlab.scenarios import hostile
+from pdlab.siege import Phase, Verdict, latency_s
+from pdlab.traffic import Outcome, Request
+
+REQUEST = Request((1, 2, 3), 4)
+RIGHT = Outcome(tokens=(7, 8), latency_s=0.5, status=200)
+WRONG = Outcome(tokens=(7, 9), latency_s=0.1, status=200)
+FAILED = Outcome(error="503: no", latency_s=9.0)
+REFERENCE = {REQUEST.key: RIGHT.tokens}
+
+
+def phase(*outcomes: Outcome) -> Phase:
+    return Phase(tuple((REQUEST, outcome) for outcome in outcomes), 1.0)
+
+
+def verdict(attack: Attack = ATTACKS[0], **changes: object) -> Verdict:
+    unharmed = {
+        "errors": (),
+        "asked": 10,
+        "calm_s": 0.5,
+        "under_attack_s": 0.6,
+        "unanswered": 0,
+        "lost": (),
+        "unhealthy": 0,
+        "left": {},
+    }
+    return Verdict(attack, **{**unharmed, **changes})  # type: ignore[arg-type]
+
+
+def test_a_good_request_is_harmed_by_no_answer_and_by_another_s_tokens() -> None:
+    assert phase(RIGHT, RIGHT).harmed(REFERENCE) == []
+    assert phase(RIGHT, WRONG, FAILED).harmed(REFERENCE) == ["another's tokens", "503: no"]
+
+
+def test_latency_is_that_of_answered_requests_over_all_phases() -> None:
+    assert latency_s(phase(RIGHT, FAILED), phase(RIGHT, WRONG)) == 0.5
+    assert latency_s(phase(FAILED)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"errors": ("503: no",)}, "1 of 10 good requests: 503: no"),
+        ({"lost": ("decode",)}, "ended: decode"),
+        ({"unhealthy": 1}, "1 servers do not say that they are well"),
+        ({"unanswered": 2}, "2 hostile requests without an answer"),
+        ({"left": {"decode rooms": {"known": 3}}}, "left: "),
+    ],
+)
+def test_whatever_went_wrong_is_told_and_does_not_hold(
+    change: dict[str, object], told: str
+) -> None:
+    assert told in verdict(**change).wrong
+    assert not all(figure.holds for figure in hostile.figures([verdict(**change)]))
+
+
+def test_an_attack_without_effect_holds_and_has_nothing_to_tell() -> None:
+    assert verdict().wrong == ""
+    assert all(figure.holds for figure in hostile.figures([verdict()]))
+
+
+def test_stock_and_patched_have_the_same_rows_whatever_became_of_them() -> None:
+    sound = hostile.figures([verdict(attack) for attack in ATTACKS])
+    gone = hostile.figures(
+        [verdict(attack, lost=("decode",), under_attack_s=None) for attack in ATTACKS]
+    )
+    assert [figure.name for figure in sound] == [figure.name for figure in gone]
+    assert len({figure.name for figure in sound}) == len(sound)
+
+
+def test_every_good_client_has_requests_of_its_own() -> None:
+    requests = hostile.good(512)
+    assert len({request.prompt for request in requests}) == len(requests)
+    assert len(requests) == hostile.CLIENTS * hostile.A_CLIENT
+
+
+async def _besieged(act: Callable[[Field], Awaitable[object]]) -> tuple[Field, list[str]]:
+    """The attack on a server that refuses everything at once, and the paths it asked for."""
+    asked: list[str] = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        await request.read()
+        if request.path == "/route":
+            return web.json_response({"rank_port": 1})
+        return web.json_response({"error": {"message": "no"}}, status=400)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", refuse)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
+    port = runner.addresses[0][1]
+    url = f"http://{HOST}:{port}"
+    try:
+        async with aiohttp.ClientSession() as session:
+            there = Field(url, url, url, port, 512, 2400, session, url, port)
+            await asyncio.wait_for(act(there), HOSTILE_LIMIT_S)
+    finally:
+        await runner.cleanup()
+    return there, asked
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_an_attack_ends_once_all_it_sent_is_answered(attack: Attack) -> None:
+    there, asked = asyncio.run(_besieged(attack.act))
+    assert asked
+    assert all(answer.status is not None for answer in there.answers)
