@@ -189,7 +189,7 @@ def compare(info: Any, address: str) -> None:
 
     Runs where that was just asked of the same server, before anybody finds ``info``.
     """
-    info.draft_refusal = _refusal(address)
+    info.refusal = getattr(info, "refusal", None) or _refusal(address)
 
 
 def checked(init: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,7 +203,7 @@ def checked(init: Callable[..., Any]) -> Callable[..., Any]:
         manager = receiver.kv_mgr
         info = manager.prefill_info_table.get(receiver.bootstrap_addr)
         init(receiver, prefill_dp_rank)
-        reason: str | None = getattr(info, "draft_refusal", None)
+        reason: str | None = getattr(info, "refusal", None)
         if reason is None:
             return
         from sglang.srt.disaggregation.base import KVPoll

@@ -337,6 +337,7 @@ class TestPrefill(unittest.TestCase):
             pp_size=1,
             scheduler_stage_metrics=mock.MagicMock(enabled=False),
             scheduler=scheduler,
+            kv_manager=SimpleNamespace(),
             queue=[],
             req_to_metadata_buffer_idx_allocator=self.rows,
         )
