@@ -167,7 +167,12 @@ class TestShape(unittest.TestCase):
             )
 
     def test_one_prompt_takes_no_lists(self):
-        for name, value in (("rid", ["a"]), ("sampling_params", [{}]), ("bootstrap_room", [3])):
+        for name, value in (
+            ("rid", ["a"]),
+            ("sampling_params", [{}]),
+            ("bootstrap_room", [3]),
+            ("return_hidden_states", []),
+        ):
             self.refused(f"{name} is a list", **{name: value})
 
     def test_the_number_of_answers_is_a_number_in_bounds(self):
