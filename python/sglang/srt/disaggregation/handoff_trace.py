@@ -139,10 +139,9 @@ class Trace:
             facts |= {"slot": slot.index, "generation": slot.generation, "is": slot.status.value}
         elif getattr(req, "metadata_buffer_index", -1) not in (-1, None):
             facts["slot"] = req.metadata_buffer_index
-        holder = getattr(req, "kv", None) or req  # an object of its own from 0.5.19 on
-        row = getattr(holder, "req_pool_idx", None)
+        row = _of_kv(req, "req_pool_idx")
         if row is not None:
-            tokens = int(getattr(holder, "kv_allocated_len", 0) or 0)
+            tokens = int(_of_kv(req, "kv_allocated_len") or 0)
             facts |= {"request_row": int(row), "pages": -(-tokens // self.page_size)}
             table = self.request_rows.req_to_token
             if table.device.type == "cpu":  # reading it elsewhere would wait for the device
@@ -416,6 +415,12 @@ def write() -> None:
     """Write what is new; called at the top of Scheduler.get_internal_state."""
     if _trace is not None:
         _trace.write_when_due()
+
+
+def _of_kv(req: Req, name: str) -> Any:
+    """What a request has of its KV: its own until it moved to `req.kv` (0.5.16 to 0.5.19)."""
+    kv = getattr(req, "kv", None)
+    return getattr(kv if hasattr(kv, name) else req, name, None)
 
 
 def runs(numbers: list[int]) -> str:

@@ -188,8 +188,10 @@ class TestDecode(TraceTest):
         side = self.serve()
         req = self.committed(side, "a", 1)
         facts = self.facts("a", Step.TRANSFER)
-        holder = getattr(req, "kv", None) or req
-        row, length = holder.req_pool_idx, holder.kv_allocated_len
+        row, length = (
+            getattr(req, name) if hasattr(req, name) else getattr(req.kv, name)
+            for name in ("req_pool_idx", "kv_allocated_len")
+        )
         numbers = side.rows.req_to_token[row, :length].tolist()
         self.assertEqual(facts["request_row"], row)
         self.assertEqual(facts["pages"], length)
