@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a signed and checked metadata row costs a request, on each end, beside an unsigned one.
 
-    bench/handoff_digest.py --tree build/0.5.23/python [--json FILE]
+    bench/handoff_digest.py --patched build/0.5.23/python [--json FILE]
 
 Processor time of one process, on SGLang's real buffers with this series' decorators; a request that
 is not sampled and one whose digests are off are timed too. No GPU is needed.
@@ -146,7 +146,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tree", help="python folder of a built tree")
+    parser.add_argument("--patched", help="python folder of a built tree")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -154,14 +154,14 @@ def main() -> int:
         answers, sys.stdout = sys.stdout, sys.stderr
         print(json.dumps(measure()), file=answers)
         return 0
-    if not given.tree:
-        parser.error("--tree is needed: seam tree build/0.5.23, then build/0.5.23/python")
+    if not given.patched:
+        parser.error("--patched is needed: seam tree build/0.5.23, then build/0.5.23/python")
     from pdlab import standin
 
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(
-            (str(Path(given.tree).resolve()), str(standin.python_path()))
+            (str(Path(given.patched).resolve()), str(standin.python_path()))
         ),
         "OMP_NUM_THREADS": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
