@@ -7,7 +7,9 @@ import asyncio
 import base64
 import itertools
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
@@ -106,7 +108,10 @@ async def opened(page: Path) -> AsyncIterator[Tab]:
     with tempfile.TemporaryDirectory(prefix="pdlab-browser-") as profile:
         words = [program, *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-port=0"]
         running = subprocess.Popen(
-            [*words, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*words, "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             port = await _port(running, Path(profile) / PORT_FILE)
@@ -122,7 +127,8 @@ async def opened(page: Path) -> AsyncIterator[Tab]:
                     await tab.call("Page.navigate", url=page.resolve().as_uri())
                     yield tab
         finally:
-            running.kill()
+            # The program may be a script that starts the browser: all of its group ends.
+            os.killpg(running.pid, signal.SIGKILL)
             running.wait()
 
 

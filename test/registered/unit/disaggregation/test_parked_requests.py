@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pass asks only those whose status was set, and decides as if it had asked everybody."""
 
+import contextlib
 import random
 import sys
 import unittest
@@ -324,6 +325,9 @@ class TestSameDecisions(Decode):
 @unittest.skipUnless(parked_requests, "needs its module")
 class TestPrefill(unittest.TestCase):
     def setUp(self):
+        published = contextlib.ExitStack()
+        self.addCleanup(published.close)
+        decode_side.publish_server_args(published)
         self.table = Table()
         group = decode_side.one_rank_group()
         self.rows = mock.MagicMock(available_size=lambda: self.free)
