@@ -48,7 +48,9 @@ register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 PAGE, BATCH = 4, 128
 READS_DRAFTS = hasattr(HiCacheController, "_draft_page_get")  # 0.5.11 to 0.5.18
 PREALLOC = getattr(decode_hicache_mixin, "DecodeHiCachePreallocMixin", None)
-if not hasattr(UnifiedRadixCache, "prefix_device_indices"):  # 0.5.23
+if not hasattr(UnifiedRadixCache, "prefix_device_indices") or (
+    "tree_cache.enable_storage" not in inspect.getsource(PREALLOC)
+):  # before 0.5.23
     PREALLOC = None
 COPIES_DRAFTS = "has_draft" in inspect.getsource(HiCacheController.start_writing)  # to 0.5.17
 
