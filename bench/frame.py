@@ -198,17 +198,12 @@ _COLUMNS = {
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on, without a name of the machine."""
-    versions = {}
-    for package in ("sglang", "torch"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
     return {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        **versions,
+        **{package: installed.get(package) for package in ("sglang", "torch")},
     }
 
 

@@ -80,10 +80,10 @@ class Field:
         A client that leaves earlier than it must is owed none.
         """
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
+        kind = {"Content-Type": "application/json"}
         limit = aiohttp.ClientTimeout(total=leave_s)
         try:
-            sent = self.session.post(url + path, data=data, headers=headers, timeout=limit)
+            sent = self.session.post(url + path, data=data, headers=kind, timeout=limit)
             async with sent as reply:
                 answer = Answer(reply.status, (await reply.read()).decode(errors="replace"))
         except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -123,8 +122,7 @@ def test_edit_refresh_carry_and_pick(
     git(checkout, "cherry-pick", commit)
     assert main(["status", str(checkout)]) == 0
     assert "1 patch of the series" in capsys.readouterr().out
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("no torch for the unit tests of the picked patch")
+    pytest.importorskip("torch", reason="the unit tests of the picked patch need it")
     environment = {
         **os.environ,
         "PYTHONPATH": str(checkout / "python"),

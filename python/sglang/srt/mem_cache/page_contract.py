@@ -93,21 +93,21 @@ class AgreeingTree:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tree, name)
 
-    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+    def match_prefix(self, asked: MatchPrefixParams) -> MatchResult:
         """The tree's match, repeated with shorter keys until it is what every rank may see."""
-        key = params.key
+        key = asked.key
         while True:
             # An EAGLE tree turns the key it is given into pairs, so that it gets one of its own.
-            probe = replace(params, key=copy(key), cow_mamba=False)
+            probe = replace(asked, key=copy(key), cow_mamba=False)
             result = self.tree.match_prefix(probe)
             if _is_lent_row(result):
                 return result
             whole, settled = self._visible(_hit(result))
             if settled:
                 break
-            key = params.key[: _key_length(self.tree, whole)]
+            key = asked.key[: _key_length(self.tree, whole)]
         # A recurrent state is copied for the request once, of the hit that it gets.
-        return self.tree.match_prefix(replace(params, key=key)) if params.cow_mamba else result
+        return self.tree.match_prefix(replace(asked, key=key)) if asked.cow_mamba else result
 
     def _visible(self, hit: int) -> tuple[int, bool]:
         """Tokens of a hit that the scheduler may see, and whether every rank has just these."""

@@ -79,9 +79,8 @@ class Manager(CommonKVManager):
 
     def __init__(self):
         self.prefill_info_table, self.connection_pool = {}, {}
-        self.connection_lock = self._prefill_recompute_executor_lock = threading.Lock()
-        self._prefill_recompute_executor = None
-        self._prefill_recompute_executor_lock = threading.Lock()
+        self.connection_lock, self._prefill_recompute_executor = threading.Lock(), None
+        self._prefill_recompute_executor_lock = threading.RLock()
         self.kv_args = SimpleNamespace(page_size=1, state_types=[], engine_rank=0)
         self.server_args = SimpleNamespace(kv_cache_dtype="auto")
         self.kv_cache_dtype_str, self.kv_layout, self.dsv41_spec_layout = "auto", None, None
@@ -159,8 +158,9 @@ class LookupTest(unittest.TestCase):
         connect = socket.socket.connect
 
         def noted(sock, where):
-            self.threads.add(threading.get_ident())
-            if threading.current_thread() is threading.main_thread():
+            asking = threading.get_ident()
+            self.threads.add(asking)
+            if asking == threading.main_thread().ident:
                 raise ConnectionRefusedError("the loop asks nobody itself")
             return connect(sock, where)
 

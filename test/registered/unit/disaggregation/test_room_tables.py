@@ -104,7 +104,7 @@ class Sender(conn.MooncakeKVSender):
     def __init__(self, mgr=None, bootstrap_room=ROOM, **_):
         self.kv_mgr, self.bootstrap_room, self.conclude_state = mgr, bootstrap_room, None
         self.trace_ctx = mock.MagicMock()
-        mgr.update_status(bootstrap_room, KVPoll.Bootstrapping)
+        mgr.update_status(self.bootstrap_room, KVPoll.Bootstrapping)
 
 
 class Receiver(conn.MooncakeKVReceiver):
@@ -117,7 +117,7 @@ class Receiver(conn.MooncakeKVReceiver):
         mgr.addr_to_rooms_tracker[bootstrap_addr].add(bootstrap_room)
         mgr.prefill_response_tracker[bootstrap_room] = set()
         mgr.required_prefill_response_num_table[bootstrap_room] = 1
-        mgr.update_status(bootstrap_room, KVPoll.Bootstrapping)
+        mgr.update_status(self.bootstrap_room, KVPoll.Bootstrapping)
 
 
 class Request(mock.MagicMock):
