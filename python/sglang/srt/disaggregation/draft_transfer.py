@@ -163,25 +163,47 @@ def put(url: str, **arguments: Any) -> requests.Response:
 
 
 def add_route(server: Any) -> None:
-    """Let a bootstrap server keep the layout of its prefill ranks and give it to decode."""
+    """Let a bootstrap server keep how its prefill ranks draft and tell decode."""
+
+    def tells_more(kept: dict[str, Any] | None, layout: dict[str, Any]) -> bool:
+        # Of the stages of a pipeline the last alone drafts; the others must not hide it.
+        return kept is None or bool(layout.get("layers"))
+
+    keep_and_give(server, ROUTE, "no prefill rank has said how it drafts", tells_more)
+
+
+def keep_and_give(
+    server: Any,
+    route: str,
+    nothing: str,
+    replaces: Callable[[dict[str, Any] | None, dict[str, Any]], bool] = lambda *_: True,
+) -> None:
+    """Let a bootstrap server keep the JSON object that prefill ranks PUT, and give it.
+
+    It is kept in the attribute that `route` names. `nothing`: the text of the 404 before the first one;
+    `replaces`: whether an object takes the place of the one that is kept.
+    """
     from aiohttp import web
 
-    server.draft_layout = None
+    attribute = route.removeprefix("/")
+    setattr(server, attribute, None)
 
     async def keep(request: web.Request) -> web.Response:
         layout = await request.json()
-        # Of the stages of a pipeline the last alone drafts; the others must not hide it.
-        if server.draft_layout is None or layout["layers"]:
-            server.draft_layout = layout
+        if not isinstance(layout, dict):
+            return web.Response(text=f"{attribute} is a JSON object", status=400)
+        if replaces(getattr(server, attribute), layout):
+            setattr(server, attribute, layout)
         return web.Response(text="OK")
 
     async def give(_: web.Request) -> web.Response:
-        if server.draft_layout is None:
-            return web.Response(text="no prefill rank has said how it drafts", status=404)
-        return web.json_response(server.draft_layout)
+        kept = getattr(server, attribute)
+        if kept is None:
+            return web.Response(text=nothing, status=404)
+        return web.json_response(kept)
 
-    server.app.router.add_put(ROUTE, keep)
-    server.app.router.add_get(ROUTE, give)
+    server.app.router.add_put(route, keep)
+    server.app.router.add_get(route, give)
 
 
 def compare(info: Any, address: str) -> None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import requests
+from sglang.srt.disaggregation import draft_transfer
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -88,24 +89,7 @@ def announce(url: str) -> None:
 
 def add_route(server: Any) -> None:
     """Let a bootstrap server keep the layout of its prefill and give it to decode."""
-    from aiohttp import web
-
-    server.pair_layout = None
-
-    async def keep(request: web.Request) -> web.Response:
-        layout = await request.json()
-        if not isinstance(layout, dict):
-            return web.Response(text="a layout is an object", status=400)
-        server.pair_layout = layout
-        return web.Response(text="OK")
-
-    async def give(_: web.Request) -> web.Response:
-        if server.pair_layout is None:
-            return web.Response(text="no prefill rank has said what it serves", status=404)
-        return web.json_response(server.pair_layout)
-
-    server.app.router.add_put(ROUTE, keep)
-    server.app.router.add_get(ROUTE, give)
+    draft_transfer.keep_and_give(server, ROUTE, "no prefill rank has said what it serves")
 
 
 def refuse(info: Any, reason: str) -> None:
