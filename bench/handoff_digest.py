@@ -15,11 +15,12 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import frame
+from frame import microseconds
 
 HIDDEN = (2048, 7168, 3 * 7168)  # a small model, one layer's state, and the three of EAGLE-3
 ROWS, TOPK = 64, 8
@@ -86,15 +87,6 @@ class Side:
         self.module.consume(self.batch)
 
 
-def microseconds(call: Callable[[], None]) -> float:
-    """Microseconds a request of one turn of `call` over all rows."""
-    calls, start = 0, time.thread_time()
-    while (spent := time.thread_time() - start) < SECONDS_PER_TURN:
-        call()
-        calls += 1
-    return 1e6 * spent / calls / ROWS
-
-
 def measure() -> list[dict[str, Any]]:
     """Each size and setting: medians over turns in which the settings alternate."""
     rows = []
@@ -107,7 +99,8 @@ def measure() -> list[dict[str, Any]]:
             for name in list(sides) if turn % 2 else list(sides)[::-1]:
                 side = sides[name]
                 for call in (side.fill, side.prefill, side.decode):
-                    times.setdefault((name, call.__name__), []).append(microseconds(call))
+                    took = microseconds(call, SECONDS_PER_TURN) / ROWS
+                    times.setdefault((name, call.__name__), []).append(took)
         rows += [
             {"hidden": hidden, "digests": name}
             | {
@@ -146,7 +139,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--patched", help="python folder of a built tree")
+    parser.add_argument("--patched", type=Path, help="python folder of a built tree")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -156,19 +149,11 @@ def main() -> int:
         return 0
     if not given.patched:
         parser.error("--patched is needed: seam tree build/0.5.23, then build/0.5.23/python")
-    from pdlab import standin
-
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(
-            (str(Path(given.patched).resolve()), str(standin.python_path()))
-        ),
-        "OMP_NUM_THREADS": "1",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
     done = subprocess.run(
-        [sys.executable, __file__, "--measure"], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, "--measure"],
+        env=frame.environment(given.patched),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     if done.returncode:
         return done.returncode
@@ -176,7 +161,7 @@ def main() -> int:
     print(table(rows))
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        given.json.write_text(json.dumps({**frame.machine(), "rows": rows}, indent=1) + "\n")
     for miss in missed(rows):
         print(miss, file=sys.stderr)
     return 1 if missed(rows) else 0

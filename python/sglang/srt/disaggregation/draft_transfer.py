@@ -180,8 +180,8 @@ def keep_and_give(
 ) -> None:
     """Let a bootstrap server keep the JSON object that prefill ranks PUT, and give it.
 
-    It is kept in the attribute that `route` names. `nothing`: the text of the 404 before the first one;
-    `replaces`: whether an object takes the place of the one that is kept.
+    It is kept in the attribute that `route` names. `nothing`: the text of the 404 before the first
+    one; `replaces`: whether an object takes the place of the one that is kept.
     """
     from aiohttp import web
 

@@ -55,9 +55,13 @@ def agreeing(tree: BasePrefixCache | None) -> BasePrefixCache | None:
     the view is for a tree with other pages than the allocator, and for ranks whose host tiers each
     have their own pace.
     """
-    if tree is None:
-        return None
-    return tree.__dict__.get("agreeing") or _agreeing(tree)
+    try:
+        view = tree.agreeing  # type: ignore[union-attr]
+        if view is tree or view.tree is tree:  # a tree that wraps another finds the other's
+            return view  # type: ignore[no-any-return]
+    except AttributeError:
+        pass
+    return None if tree is None else _agreeing(tree)
 
 
 def _agreeing(tree: BasePrefixCache) -> BasePrefixCache | AgreeingTree:
