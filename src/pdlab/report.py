@@ -215,4 +215,5 @@ def _wave(result: WaveResult) -> dict[str, Any]:
         "samples": [asdict(sample) | {"held": sample.held} for sample in result.samples],
         "http": [asdict(probe) for probe in result.http],
         "counts": result.counts,
+        "digests": result.digests,
     }

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import aiohttp
-
+from pdlab.control import get
 from pdlab.errors import LabError
 from pdlab.figures import Figure, median, show
 from pdlab.health import HTTP_ONLY_PATH, Probe, probing
@@ -250,20 +249,33 @@ async def _answers(server: Pair, requests: Sequence[Request]) -> list[Outcome]:
     return outcomes
 
 
-async def _settled(url: str, limit_s: float) -> dict[str, int]:
-    """Metadata rows of a decode server by status, as soon as all are free; empty if it is stock."""
+async def _settled(pair: Pair, limit_s: float) -> dict[str, Any]:
+    """Internal state of the decode server, as soon as all its metadata rows are free.
+
+    A stock server, which does not count its rows, is not waited for.
+    """
     limit = time.monotonic() + limit_s
-    async with aiohttp.ClientSession() as session:
-        while True:
-            async with session.get(f"{url}/server_info") as reply:
-                states = (await reply.json())["internal_states"]
-            slots: dict[str, int] = dict(states[0].get("metadata_slots", {}))
-            if not slots or slots["free"] == sum(slots.values()) or time.monotonic() > limit:
-                return slots
-            await asyncio.sleep(LOOK_S)
+    while True:
+        state = await _internal_state(pair)
+        slots = state.get("metadata_slots", {})
+        if not slots or slots["free"] == sum(slots.values()) or time.monotonic() > limit:
+            return state
+        await asyncio.sleep(LOOK_S)
+
+
+async def _internal_state(pair: Pair) -> dict[str, Any]:
+    state: dict[str, Any] = (await get(pair.decode, "/server_info"))["internal_states"][0]
+    return state
+
+
+def _looks(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
+    """Looks at rows between two states, by stage and verdict; empty while digests are off."""
+    then = before.get("handoff_digests", {})
+    return {name: n - then.get(name, 0) for name, n in after.get("handoff_digests", {}).items()}
 
 
 async def _drive(pair: Pair, wave: Wave, occupancy: bool) -> WaveResult:
+    before = await _internal_state(pair) if wave.settle_s else {}
     start = time.monotonic()
     async with AsyncExitStack() as asking:
         probes: list[Probe] = []
@@ -291,8 +303,13 @@ async def _drive(pair: Pair, wave: Wave, occupancy: bool) -> WaveResult:
     )
     if not wave.settle_s:
         return result
-    slots = await _settled(pair.decode.url, wave.settle_s)
-    return replace(result, slots=slots, kv_in_use=await _kv_in_use(pair, wave.settle_s))
+    after = await _settled(pair, wave.settle_s)
+    return replace(
+        result,
+        slots=dict(after.get("metadata_slots", {})),
+        digests=_looks(before, after),
+        kv_in_use=await _kv_in_use(pair, wave.settle_s),
+    )
 
 
 async def _kv_in_use(pair: Pair, limit_s: float) -> dict[str, int]:

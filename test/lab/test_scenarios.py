@@ -221,6 +221,21 @@ def test_a_metadata_row_that_stays_held_does_not_hold() -> None:
         assert rows["metadata rows not free"].holds == holds
 
 
+def test_a_row_that_is_not_as_it_was_sent_does_not_hold() -> None:
+    scenario = SCENARIOS["crowd"]
+    seen = observe(scenario, RIGHT)
+    row = "rows not as they were sent"
+    assert by_name(scenario.figures(seen))[row].value is None, "digests are off"
+    clean = {"commit match": 2000, "consume match": 2000}
+    for looks, wrong in ((clean, 0), ({**clean, "consume match": 1999, "consume mismatch": 1}, 1)):
+        waves = tuple(replace(wave, digests=looks) for wave in seen.waves)
+        rows = by_name(scenario.figures(replace(seen, waves=waves)))
+        assert rows["rows checked on arrival"].value == 2000
+        assert rows["rows checked when read"].value == 2000
+        assert rows[row].value == wrong
+        assert rows[row].holds == (not wrong)
+
+
 def test_kv_that_stays_in_use_does_not_hold() -> None:
     scenario = SCENARIOS["prefix"]
     seen = observe(scenario, RIGHT)

@@ -10,6 +10,7 @@ from pdlab.scenarios.model import (
     Wave,
     accept_length,
     correctness,
+    handed_over,
     latency,
     throughput,
 )
@@ -30,6 +31,7 @@ def figures(seen: Observation) -> list[Figure]:
     crowd = seen["crowd"]
     return [
         *correctness(seen),
+        *handed_over(crowd),
         accept_length("accept length", crowd.outcomes),
         throughput("throughput", crowd),
         *latency("latency", (outcome.latency_s for outcome in crowd.outcomes)),

@@ -67,7 +67,8 @@ class WaveResult:
     `http`: the probes that no scheduler had a part in. `counts`: what the wave's script counted.
     `slots`: metadata rows of the decode server by status once it had settled, where it says so.
     `samples`: what that server held meanwhile. `kv_in_use`: KV tokens by server that were neither
-    free nor merely cached once it had settled, where it says so.
+    free nor merely cached once it had settled, where it says so. `digests`: looks that decode took
+    at the digests of metadata rows, by stage and verdict, where those are on and it had to settle.
     """
 
     wave: Wave
@@ -79,6 +80,7 @@ class WaveResult:
     kv_in_use: dict[str, int] = field(default_factory=dict)
     http: tuple[Probe, ...] = ()
     counts: dict[str, float] = field(default_factory=dict)
+    digests: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,32 @@ def health(name: str, probes: Iterable[Probe], aim: bool = True) -> list[Figure]
     return [
         *latency(f"{name} probe", answered, aim),
         Figure(f"{name} probes missed", missed, "", Better.LOWER, must=0.0),
+    ]
+
+
+def handed_over(result: WaveResult) -> list[Figure]:
+    """Metadata rows that decode compared with what prefill had signed, and those that differed.
+
+    Without values where digests are off.
+    """
+    looks = result.digests
+    arrived, read = (
+        float(sum(looks.get(f"{stage} {verdict}", 0) for verdict in ("match", "mismatch")))
+        if looks
+        else None
+        for stage in ("commit", "consume")
+    )
+    wrong = float(sum(n for name, n in looks.items() if name.endswith("mismatch")))
+    return [
+        Figure("rows checked on arrival", arrived),
+        Figure("rows checked when read", read),
+        Figure(
+            "rows not as they were sent",
+            wrong if looks else None,
+            "",
+            Better.LOWER,
+            must=0.0 if looks else None,
+        ),
     ]
 
 
