@@ -78,8 +78,12 @@ class RoomTables:
 
 
 def own(manager: BaseKVManager, owner: Any) -> Any:
-    """Note the sender or receiver that was just made; returns it."""
-    RoomTables.of(manager).owners.add(owner)
+    """Note the sender or receiver that was just made; returns it.
+
+    The stand-in that a warm-up or a health probe gets has no room, and no table knows of it.
+    """
+    if getattr(owner, "bootstrap_room", None) is not None:
+        RoomTables.of(manager).owners.add(owner)
     return owner
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STATE = ("topk_p", "topk_index", "hidden_states")
+# A draft of several layers, which have drafted all tokens of the next step, keeps no hidden row.
+_STATE, _MAY_LACK = ("topk_p", "topk_index", "hidden_states"), "hidden_states"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class StepInput:
     reqs: list[Req]
     topk_p: torch.Tensor  # (batch, states) float
     topk_index: torch.Tensor  # (batch, states) int64
-    hidden_states: torch.Tensor  # (batch, hidden)
+    hidden_states: torch.Tensor | None  # (batch, hidden)
 
     def row_of(self, req: Req) -> int | None:
         # Older releases extend the list in place after the launch: rows past the state are not its.
@@ -136,7 +137,7 @@ class DraftSide:
         req.output_topk_p, req.output_topk_index, req.hidden_states_tensor = saved
         return True
 
-    def _state_of(self, batch: ScheduleBatch, idx: int) -> list[torch.Tensor] | None:
+    def _state_of(self, batch: ScheduleBatch, idx: int) -> list[torch.Tensor | None] | None:
         """Rows (states,), (states,), (hidden,) that belong to the tokens the scheduler knows of.
 
         Without overlap that is the batch's own state. With it the request may be in a step whose
@@ -291,19 +292,25 @@ def keeps_step_input(resolve: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(resolve)
     def wrapper(future_map: FutureMap, batch: Any) -> Any:
         resolved = resolve(future_map, batch)
-        parts = [getattr(batch.spec_info, name, None) for name in _STATE]
-        future_map.step_input = (
-            None if any(part is None for part in parts) else StepInput(batch.reqs, *parts)
-        )
+        parts = _parts(batch.spec_info)
+        future_map.step_input = None if parts is None else StepInput(batch.reqs, **parts)
         return resolved
 
     return wrapper
 
 
-def _row(source: Any, row: Any, suffix: str = "") -> list[torch.Tensor] | None:
-    parts = [getattr(source, name + suffix, None) for name in _STATE]
-    rows = [part[row] for part in parts if part is not None]
-    return rows if len(rows) == len(parts) else None
+def _parts(source: Any, suffix: str = "") -> dict[str, Any] | None:
+    """The draft state that `source` has, by name; None if a part is missing that it needs."""
+    parts = {name: getattr(source, name + suffix, None) for name in _STATE}
+    missing = {name for name, part in parts.items() if part is None}
+    return None if missing - {_MAY_LACK} else parts
+
+
+def _row(source: Any, row: Any, suffix: str = "") -> list[torch.Tensor | None] | None:
+    parts = _parts(source, suffix)
+    if parts is None:
+        return None
+    return [None if part is None else part[row] for part in parts.values()]
 
 
 def nbytes(copy: Any) -> int:
@@ -328,11 +335,12 @@ def _taken(method: Callable[..., Any], where: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in where.items() if name in names}
 
 
-def _as_row(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """``state`` in the layout of one row of ``rows``: its width, dtype and device."""
-    flat = state.reshape(-1).to(device=rows.device, dtype=rows.dtype)
+def _as_row(state: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
+    """``state`` in the layout of one row of ``rows``: its width, dtype and device; else zeros."""
     row = rows.new_zeros(rows.shape[1])
-    row[: len(flat)] = flat
+    if state is not None:
+        flat = state.reshape(-1).to(device=rows.device, dtype=rows.dtype)
+        row[: len(flat)] = flat
     return row
 
 

@@ -12,6 +12,7 @@ from unittest import mock
 import zmq
 from sglang.srt.disaggregation import decode, prefill, room_tables
 from sglang.srt.disaggregation.base.conn import KVPoll
+from sglang.srt.disaggregation.fake.conn import FakeKVReceiver
 from sglang.srt.disaggregation.mooncake import conn
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.test.ci.ci_register import register_cpu_ci
@@ -263,12 +264,19 @@ class TestDecode(Clocked):
         with self.assertRaises(self.Looked):
             self.queue.pop_preallocated()
 
-    def receiver(self):
+    def receiver(self, kind=Receiver):
         """The receiver of a request that arrives now."""
         make = getattr(self.queue, "_create_receiver_and_enqueue", self.queue.add)
-        with mock.patch.object(decode, "get_kv_class", lambda *_: Receiver):
+        with mock.patch.object(decode, "get_kv_class", lambda *_: kind):
             make(Request())
         return self.queue.queue.pop().kv_receiver
+
+    def test_a_probe_that_waits_owns_nothing(self):
+        """Its receiver is a stand-in without a room."""
+        probe = self.receiver(FakeKVReceiver)
+        self.pass_for(room_tables.OVER_S)
+        self.assertEqual(room_tables.RoomTables.of(self.manager).owned(), set())
+        self.assertFalse(hasattr(probe, "bootstrap_room"))
 
     def test_a_failure_told_after_the_end_is_forgotten(self):
         receiver = self.receiver()

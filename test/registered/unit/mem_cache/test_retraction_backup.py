@@ -353,21 +353,22 @@ def draft_input(states, **fields):
 class Relay:
     """The release's own FutureMap with rows of state; its gather kernel is plain indexing here."""
 
-    def __init__(self):
+    def __init__(self, hidden=True):
+        self.hidden = hidden  # False: a draft of several layers
         self.map = FutureMap.__new__(FutureMap)
         self.ring = hasattr(FutureMap, "resolve_future")  # 0.5.9 to 0.5.12
         vars(self.map).update(
             device="cpu",
             spec_algo=SpeculativeAlgorithm.EAGLE,
             need_topk=True,
-            need_hidden_states=True,
+            need_hidden_states=hidden,
             need_bonus_tokens=True,
             need_verified_id=False,
             draft_probs_buf=None,
             dsa_topk_indices_buf=None,
             topk_p_buf=torch.zeros(8, 2),
             topk_index_buf=torch.zeros(8, 2, dtype=torch.int64),
-            hidden_states_buf=torch.zeros(8, HIDDEN),
+            hidden_states_buf=torch.zeros(8, HIDDEN) if hidden else None,
             output_tokens_buf=torch.zeros(8, dtype=torch.int64),
             verified_id_buf=torch.zeros(8, dtype=torch.int64),
             bonus_tokens_buf=torch.zeros(8, dtype=torch.int64),
@@ -382,7 +383,8 @@ class Relay:
         column = torch.tensor(states, dtype=torch.float32)[:, None]
         self.map.topk_p_buf[slots] = column / 100
         self.map.topk_index_buf[slots] = column.to(torch.int64)
-        self.map.hidden_states_buf[slots] = column
+        if self.hidden:
+            self.map.hidden_states_buf[slots] = column
 
     def launch(self, batch, slots, results):
         """One step: gather what it drafts from, then relay `results`."""
@@ -393,8 +395,10 @@ class Relay:
         with mock.patch.multiple(
             overlap_utils,
             create=True,
-            spec_need_hidden_states=lambda: True,
-            gather_spec_extras=lambda slots, *tables: tuple(table[slots] for table in tables),
+            spec_need_hidden_states=lambda: self.hidden,
+            gather_spec_extras=lambda slots, *tables: tuple(
+                None if table is None else table[slots] for table in tables
+            ),
         ):
             resolve(self.map, batch)
         self.store(slots, results)
@@ -433,10 +437,32 @@ class DraftState(unittest.TestCase):
             args = [SimpleNamespace(disaggregation_mode="decode")] * ("server_args" in arguments)
             return batch.release_req(idx, len(batch.reqs) - 1, *args)
 
-    def assertState(self, req, value):
+    def assertState(self, req, value, hidden=None):
+        hidden = value if hidden is None else hidden
         self.assertEqual([value / 100] * 2, [round(p, 4) for p in req.output_topk_p[:2].tolist()])
         self.assertEqual([value] * 2, req.output_topk_index[:2].tolist())
-        self.assertEqual([value] * HIDDEN, req.hidden_states_tensor.tolist())
+        self.assertEqual([hidden] * HIDDEN, req.hidden_states_tensor.tolist())
+
+    def test_a_draft_of_several_layers_keeps_no_hidden_row(self):
+        """Its state is the tokens that it drafted for all steps; without them it loses a step."""
+        reqs = [request(row) for row in range(2)]
+        batch = self.batch(reqs, overlap=False)
+        batch.spec_info = draft_input([11, 12])
+        batch.spec_info.hidden_states = None
+        self.release(batch, 1)
+        self.assertState(reqs[1], 12, hidden=0)
+
+    def test_with_overlap_a_draft_of_several_layers_is_undone_too(self):
+        reqs, relay = [request(row) for row in range(2)], Relay(hidden=False)
+        self.scheduler.future_map = relay.map
+        relay.store([1, 2], [11, 12])
+        batch = self.batch(reqs, overlap=True)
+        relay.launch(batch, [1, 2], [21, 22])
+        self.release(batch, 1)
+        self.assertState(reqs[1], 22, hidden=0)
+        self.scheduler.result_queue = [(batch, None)]
+        self.release(batch, 0)
+        self.assertState(reqs[0], 11, hidden=0)
 
     def test_without_overlap_the_batch_has_it(self):
         reqs = [request(row) for row in range(3)]
