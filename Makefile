@@ -9,7 +9,7 @@ PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tree demo serve test test-seam test-lab test-pair test-release test-revert \
-        bench soak check lint clean
+        bench soak documented check matrix coverage lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -34,13 +34,13 @@ test: setup check test-seam  ## everything: seam, 18 releases, unit tests, opera
 check: setup  ## the series on all supported releases
 	@$(SEAM) check
 
-test-seam: setup
+test-seam: setup  ## seam, the pages and the repository
 	@$(PYTEST) test/seam
 
-test-lab: tree
+test-lab: tree  ## the lab and its operators, without servers
 	@$(PYTEST) test/lab -m "not servers"
 
-test-pair: tree
+test-pair: tree  ## real servers on two processors
 	@$(PYTEST) test/lab -m servers
 
 test-release: setup  ## the registered unit tests on release R, with its own pins (R=0.5.11)
@@ -56,6 +56,15 @@ soak: tree  ## an hour: a million steps of the slot pool, mixed traffic, 2000 bo
 	@METADATA_SLOTS_STEPS=1000000 $(PY) tools/registered.py run $(RELEASE) metadata-slots
 	@$(PDLAB) run soak --tree build/$(RELEASE)
 	@PDLAB_FUZZ_BODIES=2000 $(PYTEST) test/lab/test_fuzz_servers.py
+
+matrix: setup  ## README.md's releases and patches, anew
+	@$(PY) tools/matrix.py
+
+coverage: tree  ## lines of src/ and python/ that the tests run, 90 % and more
+	@$(PY) tools/covered.py
+
+documented: tree  ## every command of the pages that no test runs, word for word (hours: soak, bench)
+	@$(PY) tools/documented.py run
 
 lint: setup  ## format, lint, types
 	@$(PY) -m ruff format --check . && $(PY) -m ruff check . && $(PY) -m mypy

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -70,8 +71,13 @@ def _installed(pin: str) -> bool:
         return False
 
 
-def run_tests(series: Series, release: str, tree: Path, tests: list[str]) -> tuple[int, Path]:
-    """Run test files of a built tree in one process; its exit code and the JUnit report."""
+def run_tests(
+    series: Series, release: str, tree: Path, tests: list[str], under: Sequence[str] = ()
+) -> tuple[int, Path]:
+    """Run test files of a built tree in one process; its exit code and the JUnit report.
+
+    `under`: words before `-m pytest`, of a module that runs it.
+    """
     path = [tree / "python", pins(series.releases[release]), standin.python_path()]
     report = BUILD / "reports" / f"{tree.name}.xml"
     environment = {
@@ -80,8 +86,8 @@ def run_tests(series: Series, release: str, tree: Path, tests: list[str]) -> tup
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
-    command += [f"--rootdir={tree}", f"--junitxml={report}", *tests]
+    command = [sys.executable, *under, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-o", "addopts=", f"--rootdir={tree}", f"--junitxml={report}", *tests]
     return subprocess.run(command, cwd=tree, env=environment).returncode, report
 
 

@@ -3,56 +3,35 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from workshop import git
+from environment import SEAM_NEEDS, Environment
+from workshop import WHO, git
 
 from seam.series import Series
-from seam.wheels import Wheel, cache, is_cached
+from seam.wheels import Wheel, is_cached
 
 ROOT = Path(__file__).resolve().parents[2]
 SERIES = Series.load(ROOT)
 BLOCK = re.compile(r"^```(sh|dockerfile)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NEEDED = ("packaging", "rich", "pygments", "markdown-it-py", "mdurl", "sglang")
-WHO = {
-    f"GIT_{role}_{key}": value
-    for role in ("AUTHOR", "COMMITTER")
-    for key, value in (("NAME", "Somebody"), ("EMAIL", "somebody@example.org"))
-}
 
 
 class Shell:
     """A shell of a user: a folder, and an environment with its own `pip`, `seam` and `git`."""
 
-    def __init__(self, folder: Path, python: Path) -> None:
-        self.folder = folder
-        path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**os.environ, **WHO, "PATH": path, "SEAM_CACHE": str(cache())}
-        wheels = str(python.parents[2] / "wheels")
-        self.environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": wheels}
-        self.environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
-        self.environment.pop("PYTHONPATH", None)
+    def __init__(self, folder: Path, environment: Environment) -> None:
+        self.folder, self.environment = folder, environment
 
     def run(self, commands: str) -> str:
         """What the commands print; each of them must succeed."""
-        run = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", commands],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-        )
-        assert run.returncode == 0, f"{commands}\n{run.stdout}\n{run.stderr}"
-        return run.stdout
+        return self.environment.run(commands, self.folder, **WHO).stdout
 
 
 def blocks(page: str, heading: str) -> Iterator[str]:
@@ -75,21 +54,14 @@ def _as_shell(line: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with SGLang, its `pip` and a place to get us from."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with SGLang, its `pip` and a place to get us from."""
     pytest.importorskip("hatchling", reason="builds the wheel that `pip install` takes")
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder / "venv", with_pip=True)
-    interpreter = folder / "venv" / "bin" / "python"
-    site = next((folder / "venv" / "lib").glob("python*/site-packages"))
-    for package in NEEDED:
-        distribution = metadata.distribution(package)
-        for name in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
-            (site / name).symlink_to(str(distribution.locate_file(name)))
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     command += ["--no-index", "-w", str(folder / "wheels"), str(ROOT)]
     subprocess.run(command, check=True)
-    return interpreter
+    return Environment(folder / "venv", (*SEAM_NEEDS, "sglang"), folder / "wheels")
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +92,7 @@ def _looked_at() -> set[str]:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, python: Path, sources: Path) -> Shell:
+def shell(tmp_path: Path, environment: Environment, sources: Path) -> Shell:
     """A user's folder with a checkout: branches with own commits, and a dirty work tree."""
     folder = tmp_path / "sglang"
     shutil.copytree(sources, folder)
@@ -132,7 +104,7 @@ def shell(tmp_path: Path, python: Path, sources: Path) -> Shell:
         git(folder, "add", "--all")
         git(folder, "commit", "--quiet", "--message=own work")
     (folder / "own.txt").write_text("not committed\n")
-    return Shell(tmp_path, python)
+    return Shell(tmp_path, environment)
 
 
 def install(shell: Shell) -> None:
@@ -144,6 +116,16 @@ def patches_of(folder: Path, ref: str) -> list[str]:
     """The patches that the commits above 0.5.23 say they are."""
     log = git(folder, "log", "--reverse", "--format=%(trailers:key=Seam,valueonly)", ref)
     return log.split()
+
+
+def test_readme_three_uses(shell: Shell) -> None:
+    serve, run_tests, cherry_pick = blocks("README.md", "Three uses")
+    told = shell.run(serve)
+    assert "applied              transfers-first" in told and "sglang 0.5.23, " in told
+    shell.environment.lend(one.metadata["Name"] for one in metadata.distributions())
+    assert re.search(r"\d+ passed", shell.run(run_tests))
+    shell.run(cherry_pick)
+    assert patches_of(shell.folder / "sglang", "release") == ["transfers-first"]
 
 
 def test_readme_for_one_patch(shell: Shell) -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import subprocess
 from pathlib import Path
 
+import documented
 import pytest
 from packaging.version import Version
 
@@ -21,8 +23,6 @@ LEDGER = ROOT / "docs" / "ledger"
 SERIES = Series.load()
 PATCHES = {patch.name: patch for patch in SERIES.patches}
 PAGES = sorted(page for page in LEDGER.glob("*.md") if page.name != "README.md")
-PROSE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PROSE += sorted((ROOT / "docs").rglob("*.md"))
 
 # The form of an investigation, in this order; more may stand between, and a head may say more
 # behind a colon.
@@ -50,16 +50,6 @@ def sections(page: Path) -> dict[str, str]:
     """The text below each bold head of a page, by head."""
     parts = re.split(r"^\*\*([^*]+?)(?::[^*]*)?\.?\*\*", page.read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def commands(page: Path) -> list[list[str]]:
-    """What a page has in code spans and code blocks, word by word."""
-    text = page.read_text()
-    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
-    # A remark stands behind a # or behind a gap.
-    lines = [re.split(r"#|\s{2,}", line.strip())[0] for b in blocks for line in b.splitlines()]
-    return [words for line in [*lines, *spans] if (words := line.split())]
 
 
 @pytest.mark.parametrize("name", PATCHES)
@@ -103,9 +93,9 @@ def releases_of(patch: Patch) -> set[str]:
     return {name for name, release in SERIES.releases.items() if release.version in patch.releases}
 
 
-@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", documented.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_that_is_told_exists(page: Path) -> None:
-    for words in commands(page):
+    for words in documented.commands(page):
         command, *rest = words
         given = [word for word in rest if re.fullmatch(r"[a-z][a-z-]*", word)]
         if command == "make":
@@ -121,6 +111,29 @@ def test_every_command_that_is_told_exists(page: Path) -> None:
             assert (ROOT / command).is_file(), words
         elif re.fullmatch(r"test_\w+\.py", command):
             assert list((ROOT / "test").rglob(command)), words
+
+
+@pytest.mark.parametrize("page", documented.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_is_told_is_run_somewhere(page: Path) -> None:
+    nowhere = [words for words in documented.commands(page) if documented.home(words) == ""]
+    assert nowhere == []
+
+
+@pytest.mark.parametrize("command", documented.RUN_BY)
+def test_what_is_said_to_run_a_command_does(command: str) -> None:
+    file, words = documented.RUN_BY[command]
+    assert words in (ROOT / file).read_text()
+    assert any(
+        line[: len(command.split())] == command.split()
+        for page in documented.PAGES
+        for line in documented.commands(page)
+    )
+
+
+def test_make_help_lists_what_make_can_do() -> None:
+    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = set(re.findall(r"^  make ([a-z-]+)", told.stdout, re.MULTILINE))
+    assert listed == TARGETS
 
 
 def _first_option(words: list[str]) -> int | None:

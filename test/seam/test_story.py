@@ -73,6 +73,10 @@ def test_edit_refresh_carry_and_pick(
     told = capsys.readouterr().out
     marks = next(line for line in told.splitlines() if line.startswith("metadata-slots"))
     assert len(marks.split()) == 19 and "E" not in marks.split()
+    # The README shows the matrix as it is printed, but for a terminal's trailing blanks.
+    _, _, below = (ROOT / "README.md").read_text().partition("<!-- make matrix -->\n```text\n")
+    matrix = below.partition("```")[0]
+    assert matrix and matrix in "".join(f"{line.rstrip()}\n" for line in told.splitlines())
     seam = (repository / "series/metadata-slots.seam").read_text()
     assert seam.count('+ metadata_slots.check_idle(self, when="idle")') == 2
     assert "when: str" in (repository / SLOTS).read_text()

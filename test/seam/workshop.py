@@ -31,6 +31,11 @@ Tested: here
 """
 PATH = "shop.py"
 RELEASE = "0.5.23"
+WHO = {
+    f"GIT_{role}_{key}": value
+    for role in ("AUTHOR", "COMMITTER")
+    for key, value in (("NAME", "Somebody"), ("EMAIL", "somebody@example.org"))
+}
 
 
 def patch(body: str, name: str = "a-patch") -> Patch:
@@ -229,16 +234,13 @@ class Workshop:
 
 def git(folder: Path, *args: str) -> str:
     """Output of a git command, run as somebody, at a fixed time."""
-    who = {
-        "GIT_AUTHOR_NAME": "Somebody",
-        "GIT_AUTHOR_EMAIL": "somebody@example.org",
-        "GIT_AUTHOR_DATE": "1770000000 +0000",
-        "GIT_COMMITTER_NAME": "Somebody",
-        "GIT_COMMITTER_EMAIL": "somebody@example.org",
-        "GIT_COMMITTER_DATE": "1770000000 +0000",
-    }
+    dates = dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), "1770000000 +0000")
     run = subprocess.run(
-        ["git", *args], cwd=folder, env={**os.environ, **who}, capture_output=True, text=True
+        ["git", *args],
+        cwd=folder,
+        env={**os.environ, **WHO, **dates},
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
