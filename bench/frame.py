@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Case = Mapping[str, Any]
+PACKAGES = ("sglang-pd-series", "sglang", "sglang-router", "torch")
+"""What a result names the version of."""
 
 
 class Side(Protocol):
@@ -40,6 +42,7 @@ class Bench:
     """What one file measures. `ceilings`: most that patched may be of stock, by figure.
 
     `cases`: keyword arguments of `side`, one set each. `units`: by figure, "us" where it says none.
+    `work`: the argument that says how much there is to do, from the least to the most.
     """
 
     about: str
@@ -48,6 +51,7 @@ class Bench:
     ceilings: Callable[[Case, str], float | None] = lambda case, figure: None
     units: Mapping[str, str] = field(default_factory=dict)
     turns: int = 30
+    work: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -127,7 +131,7 @@ def serve(bench: Bench) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def measure(bench: Bench, stock: Worker, patched: Worker) -> list[dict[str, Any]]:
+def measure(bench: Bench, stock: Worker, patched: Worker, turns: int) -> list[dict[str, Any]]:
     """A row for each case and figure, over turns in which the trees alternate."""
     rows = []
     for case in bench.cases:
@@ -136,39 +140,59 @@ def measure(bench: Bench, stock: Worker, patched: Worker) -> list[dict[str, Any]
                 sys.exit(f"{worker.name}: this tree is {'not ' * (worker is patched)}patched")
             worker.ask()
         seen: dict[str, list[dict[str, float]]] = {stock.name: [], patched.name: []}
-        for turn in range(bench.turns):
+        for turn in range(turns):
             for worker in (stock, patched) if turn % 2 else (patched, stock):
                 seen[worker.name].append(worker.ask())
         for figure in seen[stock.name][0]:
-            rows.append(_row(bench, case, figure, seen[stock.name], seen[patched.name]))
+            before, after = ([turn[figure] for turn in turns] for turns in seen.values())
+            unit, ceiling = bench.units.get(figure, "us"), bench.ceilings(case, figure)
+            rows.append(row(case, figure, unit, before, after, ceiling))
     return rows
 
 
-def _row(
-    bench: Bench,
+def row(
     case: Case,
     figure: str,
-    stock: Sequence[Mapping[str, float]],
-    patched: Sequence[Mapping[str, float]],
+    unit: str,
+    stock: Sequence[float],
+    patched: Sequence[float],
+    ceiling: float | None = None,
 ) -> dict[str, Any]:
-    before, after = ([turn[figure] for turn in turns] for turns in (stock, patched))
-    median = statistics.median(before)
+    """One figure of one case: medians of two or more measurements of either tree."""
+    before, after = statistics.median(stock), statistics.median(patched)
     return {
         **case,
         "figure": figure,
-        "unit": bench.units.get(figure, "us"),
-        "stock": statistics.median(before),
-        "stock_quartiles": statistics.quantiles(before)[::2],
-        "patched": statistics.median(after),
-        "patched_quartiles": statistics.quantiles(after)[::2],
-        "ratio": statistics.median(after) / median if median else None,
-        "ceiling": bench.ceilings(case, figure),
+        "unit": unit,
+        "stock": before,
+        "stock_quartiles": statistics.quantiles(stock)[::2],
+        "patched": after,
+        "patched_quartiles": statistics.quantiles(patched)[::2],
+        "ratio": after / before if before else None,
+        "ceiling": ceiling,
     }
 
 
-def table(bench: Bench, rows: Sequence[Mapping[str, Any]]) -> str:
+def growth(work: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """By figure and case: what the most work costs, as a multiple of the least."""
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for one in rows:
+        rest = [f"{key} {one[key]}" for key in one if key not in _COLUMNS | {work}]
+        found.setdefault((*rest, one["figure"]), []).append(one)
+    lines = []
+    for name, same in found.items():
+        least, most = same[0], same[-1]
+        if least["stock"] and least["patched"] and least is not most:
+            times = [f"{tree} {most[tree] / least[tree]:.1f} x" for tree in ("stock", "patched")]
+            lines.append(
+                f"{', '.join(name)}: {work} {least[work]} to {most[work]} "
+                f"({most[work] / least[work]:g} x) costs {', '.join(times)}"
+            )
+    return lines
+
+
+def table(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows for a reader: median, and half the distance of the quartiles as its spread."""
-    keys = list(bench.cases[0])
     head = [*keys, "figure", "stock", "patched", "ratio"]
     lines = [head]
     for row in rows:
@@ -184,7 +208,11 @@ def table(bench: Bench, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _shown(row: Mapping[str, Any], tree: str) -> str:
     low, high = row[f"{tree}_quartiles"]
-    return f"{row[tree]:,.1f} ±{(high - low) / 2:.1f} {row['unit']}"
+    return f"{_digits(row[tree])} ±{_digits((high - low) / 2)} {row['unit']}".rstrip()
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def missed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -210,10 +238,27 @@ def machine() -> dict[str, Any]:
     installed = {each.name: each.version for each in importlib.metadata.distributions()}
     return {
         "machine": platform.machine(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        **{package: installed.get(package) for package in ("sglang", "torch")},
+        **{package: installed.get(package) for package in PACKAGES},
     }
+
+
+def _processor() -> str:
+    try:
+        facts = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in facts.splitlines() if "model name" in line]
+    return names[0] if names else platform.processor()
+
+
+def write(file: Path | None, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
+    """Keep what was measured, and on what; nothing of it names the machine or a path."""
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({**machine(), **more, "rows": rows}, indent=1) + "\n")
 
 
 def run(bench: Bench, file: str) -> int:
@@ -223,6 +268,8 @@ def run(bench: Bench, file: str) -> int:
         "--patched", type=Path, metavar="PATH", help="`python` folder of a built tree"
     )
     parser.add_argument("--stock", type=Path, metavar="PATH", help="of a stock one; else installed")
+    parser.add_argument("--turns", type=int, default=bench.turns, metavar="N",
+                        help=f"of each tree, 2 or more; default {bench.turns}")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -231,17 +278,20 @@ def run(bench: Bench, file: str) -> int:
         return 0
     if not given.patched:
         parser.error("--patched says which tree to measure beside stock")
+    if given.turns < 2:
+        parser.error("one turn has no spread: --turns 2 or more")
     stock = Worker("stock", file, given.stock, bench.environment)
     patched = Worker("patched", file, given.patched, bench.environment)
     try:
-        rows = measure(bench, stock, patched)
+        rows = measure(bench, stock, patched, given.turns)
     finally:
         stock.close()
         patched.close()
-    print(table(bench, rows))
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({**machine(), "rows": rows}, indent=1) + "\n")
+    print(table(list(bench.cases[0]), rows))
+    grown = growth(bench.work, rows) if bench.work else []
+    if grown:
+        print("", *grown, sep="\n")
+    write(given.json, rows, growth=grown)
     for miss in missed(rows):
         print(miss, file=sys.stderr)
     return int(bool(missed(rows)))

@@ -101,14 +101,13 @@ def measure() -> list[dict[str, Any]]:
                 for call in (side.fill, side.prefill, side.decode):
                     took = microseconds(call, SECONDS_PER_TURN) / ROWS
                     times.setdefault((name, call.__name__), []).append(took)
-        rows += [
-            {"hidden": hidden, "digests": name}
-            | {
-                f"{call}_us": round(statistics.median(times[name, call]), 2)
-                for call in ("prefill", "decode", "fill")
-            }
-            for name in sides
-        ]
+        for name in sides:
+            row: dict[str, Any] = {"hidden": hidden, "digests": name}
+            for call in ("prefill", "decode", "fill"):
+                row[f"{call}_us"] = round(statistics.median(times[name, call]), 2)
+                quartiles = statistics.quantiles(times[name, call])[::2]
+                row[f"{call}_quartiles_us"] = [round(each, 2) for each in quartiles]
+            rows.append(row)
     return rows
 
 
@@ -159,9 +158,7 @@ def main() -> int:
         return done.returncode
     rows = json.loads(done.stdout)
     print(table(rows))
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({**frame.machine(), "rows": rows}, indent=1) + "\n")
+    frame.write(given.json, rows)
     for miss in missed(rows):
         print(miss, file=sys.stderr)
     return 1 if missed(rows) else 0

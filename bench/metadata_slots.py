@@ -156,6 +156,7 @@ BENCH = Bench(
     [{"hidden": hidden, "batch": batch} for hidden in HIDDEN for batch in BATCHES],
     ceiling,
     {COPIED: "B"},
+    work="batch",
 )
 
 if __name__ == "__main__":

@@ -179,6 +179,7 @@ BENCH = Bench(
     [{"queue": queue, "queued": queued} for queue in QUEUES for queued in QUEUED],
     ceiling,
     turns=3,
+    work="queued",
 )
 
 if __name__ == "__main__":

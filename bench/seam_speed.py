@@ -9,7 +9,6 @@ Processor time and time on the clock are both told: they differ where others use
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from frame import machine
+import frame
 
 from seam import wheels
 from seam.series import Series
@@ -68,12 +67,15 @@ def main() -> int:
             for turn in range(TURNS):
                 fresh = str(scratch / f"tree{turn}") if what == "tree" else f"turn{turn}"
                 times.append(seconds([*seam, *(word.replace("{}", fresh) for word in command)]))
-            clock, processor = (statistics.median(each) for each in zip(*times, strict=True))
-            rows.append({"command": what, "clock_s": clock, "processor_s": processor})
-            print(f"{what:<20} {clock:6.2f} s  processor {processor:6.2f} s")
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({**machine(), "rows": rows}, indent=1) + "\n")
+            row: dict[str, object] = {"command": what}
+            told = f"{what:<20}"
+            for name, values in zip(("clock", "processor"), zip(*times, strict=True), strict=True):
+                low, _, high = statistics.quantiles(values)
+                row |= {f"{name}_s": statistics.median(values), f"{name}_quartiles_s": [low, high]}
+                told += f"  {name} {row[f'{name}_s']:6.2f} ±{(high - low) / 2:.2f} s"
+            rows.append(row)
+            print(told, flush=True)
+    frame.write(given.json, rows)
     return 0
 
 

@@ -11,12 +11,12 @@ import asyncio
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import zmq
+from built import BUILD, START_LIMIT_S, TREE, on_servers
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from leftovers import MARK, marked
@@ -31,9 +31,6 @@ from pdlab.settings import Device, Settings
 from pdlab.siege import bootstrap_port, state
 from pdlab.traffic import Outcome, random_requests, send_all
 
-BUILD = Path(__file__).parents[2] / "build"
-TREE = BUILD / "0.5.23"
-START_LIMIT_S = 300.0
 BODIES = int(os.environ.get("PDLAB_FUZZ_BODIES", "200"))
 AT_ONCE = 20
 # Beyond the limits in the settings and decode's tries at an address where nobody listens.
@@ -47,10 +44,7 @@ SETTINGS = Settings(
 )
 VOCAB = 512
 GOOD = random_requests(17, VOCAB, (5, 40, 129), 24)
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.skipif(not TREE.is_dir(), reason="no build/0.5.23: make tree"),
-]
+pytestmark = on_servers
 
 EDGES = (-1, 0, 1, VOCAB - 1, VOCAB, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**30)
 numbers = st.sampled_from(EDGES) | st.integers(-8, 8) | st.floats()

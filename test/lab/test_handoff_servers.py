@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from built import BUILD, START_LIMIT_S, TREE, on_servers
 
 from pdlab import trees
 from pdlab.models import row_fault
@@ -17,14 +18,8 @@ from pdlab.runner import Runner
 from pdlab.settings import Device, Settings
 from pdlab.traffic import random_requests, send_all
 
-BUILD = Path(__file__).parents[2] / "build"
-TREE = BUILD / "0.5.23"
-START_LIMIT_S = 300.0
 REQUESTS, EVERY = 12, 4
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.skipif(not TREE.is_dir(), reason="no build/0.5.23: make tree"),
-]
+pytestmark = on_servers
 MISMATCH = re.compile(
     r"handoff digest mismatch at consume: output_hidden_states of request '(?P<rid>\w+)' "
     r"\(room \d+\) in metadata row (?P<row>\d+), leased as generation \d+ and held by '(?P=rid)' "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from built import BUILD, START_LIMIT_S, TREE, on_servers
 
 from pdlab import trees
 from pdlab.pair import Launcher
@@ -14,13 +14,7 @@ from pdlab.runner import Runner
 from pdlab.scenarios import choose
 from pdlab.settings import Device, Role
 
-BUILD = Path(__file__).parents[2] / "build"
-TREE = BUILD / "0.5.23"
-START_LIMIT_S = 300.0
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.skipif(not TREE.is_dir(), reason="no build/0.5.23: make tree"),
-]
+pytestmark = on_servers
 
 
 def test_a_half_upgraded_pair_gives_the_tokens_of_an_aggregated_server(tmp_path: Path) -> None:

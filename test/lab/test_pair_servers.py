@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from built import BUILD, START_LIMIT_S, TREE, on_servers
 from leftovers import MARK, marked
 
 from pdlab import trees
@@ -22,13 +23,7 @@ from pdlab.runner import Runner
 from pdlab.settings import Device, Model, Settings
 from pdlab.traffic import Outcome, Request, random_requests, send_all
 
-BUILD = Path(__file__).parents[2] / "build"
-TREE = BUILD / "0.5.23"
-START_LIMIT_S = 300.0
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.skipif(not TREE.is_dir(), reason="no build/0.5.23: make tree"),
-]
+pytestmark = on_servers
 
 
 @dataclass

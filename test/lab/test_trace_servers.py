@@ -7,10 +7,10 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from built import BUILD, START_LIMIT_S, TREE, on_servers
 
 from pdlab import report, trace, trees
 from pdlab.pair import Launcher
@@ -19,9 +19,6 @@ from pdlab.runner import Runner
 from pdlab.settings import Device, Settings
 from pdlab.traffic import Outcome, random_requests, send_all
 
-BUILD = Path(__file__).parents[2] / "build"
-TREE = BUILD / "0.5.23"
-START_LIMIT_S = 300.0
 REQUESTS, PROMPT, NEW_TOKENS = 16, 40, 80
 # Eight of the requests fill it.
 SETTINGS = Settings(decode_kv_tokens=600, decode_reserved_tokens=8)
@@ -41,10 +38,7 @@ FOLLOWS = {
     "retract": {"resume"},
     "resume": {"prebuilt"},
 }
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.skipif(not TREE.is_dir(), reason="no build/0.5.23: make tree"),
-]
+pytestmark = on_servers
 Events = list[dict[str, Any]]
 
 
