@@ -2,7 +2,8 @@
 """Stock beside patched: one process holds each tree and they take turns on the same machine.
 
 A benchmark is a file with a `Bench` in it. Its `side` is made in either process and answers turns;
-the parent alternates between the two and reports medians, spread and the ratio of the medians.
+the parent alternates between the two and reports medians, spread and the median of the ratios of
+two turns that follow each other: what slows the machine down for a while slows both.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Bench:
 
     `cases`: keyword arguments of `side`, one set each. `units`: by figure, "us" where it says none.
     `work`: the argument that says how much there is to do, from the least to the most.
+    `pairs`: processes of each tree. Two of the same tree differ by a percent or two, for as long as
+    they live, by where their memory happens to lie; several even that out.
     """
 
     about: str
@@ -51,6 +54,7 @@ class Bench:
     ceilings: Callable[[Case, str], float | None] = lambda case, figure: None
     units: Mapping[str, str] = field(default_factory=dict)
     turns: int = 30
+    pairs: int = 1
     work: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,6 +72,19 @@ def microseconds(
             call()
         calls += calls_per_look
     return 1e6 * spent / calls
+
+
+def least_microseconds(
+    call: Callable[[], object], looks: int = 10, calls_per_look: int = 10
+) -> float:
+    """Microseconds for one call in the best of some short looks: nobody else had the core then."""
+    spent = []
+    for _ in range(looks):
+        start = time.perf_counter_ns()
+        for _ in range(calls_per_look):
+            call()
+        spent.append(time.perf_counter_ns() - start)
+    return min(spent) / 1000 / calls_per_look
 
 
 def environment(tree: Path | None) -> dict[str, str]:
@@ -131,23 +148,40 @@ def serve(bench: Bench) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def measure(bench: Bench, stock: Worker, patched: Worker, turns: int) -> list[dict[str, Any]]:
+def measure(
+    bench: Bench, pairs: Sequence[tuple[Worker, Worker]], turns: int
+) -> list[dict[str, Any]]:
     """A row for each case and figure, over turns in which the trees alternate."""
     rows = []
     for case in bench.cases:
-        for worker in (stock, patched):
-            if worker.ask(case)["patched"] != (worker is patched):
-                sys.exit(f"{worker.name}: this tree is {'not ' * (worker is patched)}patched")
-            worker.ask()
-        seen: dict[str, list[dict[str, float]]] = {stock.name: [], patched.name: []}
+        for stock, patched in pairs:
+            for worker in (stock, patched):
+                if worker.ask(case)["patched"] != (worker is patched):
+                    sys.exit(f"{worker.name}: this tree is {'not ' * (worker is patched)}patched")
+                worker.ask()
+        seen = []
         for turn in range(turns):
-            for worker in (stock, patched) if turn % 2 else (patched, stock):
-                seen[worker.name].append(worker.ask())
-        for figure in seen[stock.name][0]:
-            before, after = ([turn[figure] for turn in turns] for turns in seen.values())
+            stock, patched = pairs[turn % len(pairs)]
+            order = (stock, patched) if turn // len(pairs) % 2 else (patched, stock)
+            said = {worker: worker.ask() for worker in order}
+            seen.append((said[stock], said[patched]))
+        for figure in seen[0][0]:
+            before, after = ([turn[figure] for turn in side] for side in zip(*seen, strict=True))
             unit, ceiling = bench.units.get(figure, "us"), bench.ceilings(case, figure)
-            rows.append(row(case, figure, unit, before, after, ceiling))
+            one = row(case, figure, unit, before, after, ceiling)
+            rows.append(one | _of_neighbours(before, after))
     return rows
+
+
+def _of_neighbours(stock: Sequence[float], patched: Sequence[float]) -> dict[str, Any]:
+    """The median ratio of turns that follow each other, and its quartiles."""
+    ratios = [after / before for before, after in zip(stock, patched, strict=True) if before]
+    if len(ratios) < 2:
+        return {}
+    return {
+        "ratio": statistics.median(ratios),
+        "ratio_quartiles": statistics.quantiles(ratios)[::2],
+    }
 
 
 def row(
@@ -197,8 +231,7 @@ def table(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [head]
     for row in rows:
         values = [_shown(row, tree) for tree in ("stock", "patched")]
-        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
-        lines.append([*(str(row[key]) for key in keys), row["figure"], *values, ratio])
+        lines.append([*(str(row[key]) for key in keys), row["figure"], *values, _ratio(row)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
@@ -215,6 +248,13 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def _ratio(row: Mapping[str, Any]) -> str:
+    if row["ratio"] is None:
+        return "-"
+    low, high = row.get("ratio_quartiles") or (0.0, 0.0)
+    return f"{row['ratio']:.3f}" + (f" ±{(high - low) / 2:.3f}" if high > low else "")
+
+
 def missed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The rows that are above their ceiling."""
     found = []
@@ -229,7 +269,8 @@ def missed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 _COLUMNS = {
-    "figure", "unit", "stock", "stock_quartiles", "patched", "patched_quartiles", "ratio", "ceiling"
+    "figure", "unit", "stock", "stock_quartiles", "patched", "patched_quartiles", "ratio",
+    "ratio_quartiles", "ceiling",
 }  # fmt: skip
 
 
@@ -280,13 +321,15 @@ def run(bench: Bench, file: str) -> int:
         parser.error("--patched says which tree to measure beside stock")
     if given.turns < 2:
         parser.error("one turn has no spread: --turns 2 or more")
-    stock = Worker("stock", file, given.stock, bench.environment)
-    patched = Worker("patched", file, given.patched, bench.environment)
+    pairs: list[tuple[Worker, Worker]] = []
     try:
-        rows = measure(bench, stock, patched, given.turns)
+        for _ in range(bench.pairs):
+            stock = Worker("stock", file, given.stock, bench.environment)
+            pairs.append((stock, Worker("patched", file, given.patched, bench.environment)))
+        rows = measure(bench, pairs, given.turns)
     finally:
-        stock.close()
-        patched.close()
+        for worker in (worker for pair in pairs for worker in pair):
+            worker.close()
     print(table(list(bench.cases[0]), rows))
     grown = growth(bench.work, rows) if bench.work else []
     if grown:

@@ -88,7 +88,7 @@ class Runner:
     occupancy: bool = False
     others: dict[Role, Tree] = field(default_factory=dict)
     trace: Collector | None = None
-    undisturbed: AcceptLengths = field(default_factory=dict)
+    undisturbed: dict[Settings, AcceptLengths] = field(default_factory=dict)
 
     def run(self, trees: Sequence[Tree], scenarios: Sequence[Scenario]) -> tuple[TreeRun, ...]:
         """Run the scenarios on each tree, one tree after the other.
@@ -125,6 +125,7 @@ class Runner:
         model = self.model_of(settings)
         mine = [each for each in scenarios if each.settings.reference() == settings]
         reference: Reference = {}
+        undisturbed = self.undisturbed.setdefault(settings, {})
         waves = [wave for scenario in mine for wave in scenario.waves(model.vocab)]
         if not any(wave.requests for wave in waves):
             return reference
@@ -136,7 +137,7 @@ class Runner:
                 outcomes = asyncio.run(_watched(server, _answers(server, requests)))
                 for request, outcome in zip(requests, outcomes, strict=True):
                     reference[request.key] = outcome.tokens
-                    self.undisturbed[request.key] = outcome.accept_length
+                    undisturbed[request.key] = outcome.accept_length
                 waves = [wave for scenario in mine for wave in scenario.follow_ups(reference)]
         return reference
 
@@ -189,7 +190,8 @@ class Runner:
         rounds = []
         for _ in range(1 if scenario.ends_servers else self.rounds):
             rounds.append(_turns(pair, scenario, model, reference, self.occupancy))
-        seen = (Observation(waves, reference, self.undisturbed) for waves in rounds)
+        undisturbed = self.undisturbed[scenario.settings.reference()]
+        seen = (Observation(waves, reference, undisturbed) for waves in rounds)
         figures = median([scenario.figures(each) for each in seen])
         seconds = time.monotonic() - start
         return ScenarioRun(scenario, tuple(figures), tuple(rounds), seconds)

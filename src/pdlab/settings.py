@@ -124,8 +124,10 @@ class Settings:
 
     def reference(self) -> Settings:
         """Settings of the aggregated server whose tokens are right for these: tokens depend on
-        the model alone, neither on pages nor on pressure nor on the shape of the draft tree."""
-        return Settings(fixture=self.fixture)
+        the model alone, neither on pages nor on pressure nor on the shape of the draft tree.
+        How well its requests draft is what undisturbed ones do, so it has the same kind of draft.
+        """
+        return Settings(fixture=self.fixture, layered_draft=self.layered_draft)
 
     def describe(self) -> str:
         """The settings that differ from the default ones, for a reader."""

@@ -192,8 +192,11 @@ def test_scenarios_with_equal_settings_share_a_pair() -> None:
     assert shared >= 3, "parity, burst, crowd, health: one pair each would be a pair too many"
 
 
-def test_all_references_come_from_one_server() -> None:
-    assert len({scenario.settings.reference() for scenario in SCENARIOS.values()}) == 1
+def test_references_come_from_one_server_for_each_kind_of_draft() -> None:
+    settings = [scenario.settings for scenario in SCENARIOS.values()]
+    references = {each.reference() for each in settings}
+    assert len(references) == len({each.layered_draft for each in settings}) == 2
+    assert all(each.reference().layered_draft == each.layered_draft for each in settings)
 
 
 def test_scenarios_are_chosen_once_and_in_order() -> None:
