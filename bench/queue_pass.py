@@ -81,6 +81,10 @@ class Queue:
             _lifecycle_lock=threading.RLock(),
             require_staging=False,
         )
+        if self.patched:
+            from sglang.srt.disaggregation import room_tables
+
+            room_tables.own(self.manager, peer)
         return peer
 
     def _entries(self, peers: list[Any]) -> list[Any]:
@@ -117,6 +121,7 @@ class Queue:
         none_left = SimpleNamespace(available_size=lambda: 0)
         vars(queue).update(
             gloo_group=self.group,
+            kv_manager=self.manager,
             pending_reqs=[],
             pp_size=1,
             queue=self._entries(peers),
@@ -155,6 +160,7 @@ class Queue:
 
         queue = prefill.PrefillBootstrapQueue.__new__(prefill.PrefillBootstrapQueue)
         vars(queue).update(
+            kv_manager=self.manager,
             pp_size=1,
             queue=[
                 SimpleNamespace(disagg_kv_sender=peer, is_retracted=False, metadata_buffer_index=-1)

@@ -41,7 +41,9 @@ def rows(rounds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
         stock, patched = ([one[tree] for one in same] for tree in ("stock", "patched"))
         if None not in (*stock, *patched):
             name, unit = same[0]["figure"], same[0]["unit"]
-            found.append(frame.row(case, name, unit, stock, patched))
+            scale = 100 if unit == "%" else 1  # pdlab has shares of 1
+            both = ([scale * value for value in values] for values in (stock, patched))
+            found.append(frame.row(case, name, unit, *both))
     return found
 
 

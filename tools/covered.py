@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of `src/` and `python/` the tests run, line by line: `make coverage`.
 
-covered.py [seam] [lab] [python] [servers]   these parts, by default all
+covered.py [seam] [lab] [python] [servers]   these parts; by default all that start no servers
 
 A part is measured by the tests it belongs to; a later run keeps what an earlier one found of other
 parts, so that `covered.py python` after `covered.py seam` reports both. Ends with 1 when a part
@@ -41,8 +41,9 @@ def measured(part: str) -> list[str]:
 
 def here(part: str, *tests: str) -> int:
     """Run tests of this repository."""
-    words = [*measured(part), "--source=src", "-m", "pytest", "-p", "no:cacheprovider", *tests]
-    return subprocess.run([sys.executable, *words], cwd=ROOT).returncode
+    # Absolute: processes that a test starts work elsewhere.
+    words = [*measured(part), f"--source={ROOT / 'src'}", "-m", "pytest", "-p", "no:cacheprovider"]
+    return subprocess.run([sys.executable, *words, *tests], cwd=ROOT).returncode
 
 
 def on_trees(part: str) -> int:
@@ -63,6 +64,7 @@ def on_trees(part: str) -> int:
     return status
 
 
+USUAL = ("seam", "lab", "python")
 PARTS: dict[str, Callable[[], int]] = {
     "seam": lambda: here("seam", "test/seam"),
     "lab": lambda: here("lab", "test/lab", "-m", "not servers"),
@@ -91,19 +93,20 @@ def report(parts: set[str]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)}; default {' '.join(USUAL)}")
     given = parser.parse_args()
     if unknown := set(given.part) - PARTS.keys():
         parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
     os.chdir(ROOT)
     DATA.mkdir(parents=True, exist_ok=True)
     failed = []
-    for part in given.part or PARTS:
+    parts = given.part or USUAL
+    for part in parts:
         for file in DATA.glob(f"{part}.*"):
             file.unlink()
         if PARTS[part]():
             failed.append(part)
-    held = report(set(given.part or PARTS))
+    held = report(set(parts))
     if failed:
         print(f"tests failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed) or not held)
