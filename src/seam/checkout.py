@@ -14,8 +14,8 @@ from packaging.version import InvalidVersion, Version
 from seam import stamp
 from seam.errors import SeamError
 from seam.gitrepo import EXECUTABLE, Repository
-from seam.installed import literal_version
 from seam.stamp import Stamp
+from seam.version import literal_version
 
 ROOTS = ("python/sglang", "test/registered")
 """What of a checkout is looked at."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from seam.faults import Fault, seam_path
-from seam.matrix import Trouble
 
-SERVICES = ("github", "none")
+if TYPE_CHECKING:
+    from seam.matrix import Trouble
 
 
 def service() -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import csv
 import hashlib
@@ -16,6 +15,7 @@ from pathlib import Path
 from seam import stamp
 from seam.errors import SeamError
 from seam.stamp import Stamp
+from seam.version import literal_version
 from seam.wheels import PACKAGE
 
 FROM_PACKAGE = "installed, verified against its RECORD"
@@ -123,16 +123,6 @@ class Standing:
         """A file by its path in a checkout, None when there is none."""
         file = self.python / path.removeprefix("python/")
         return file.read_bytes() if file.is_file() else None
-
-
-def literal_version(content: bytes) -> str | None:
-    """The string that a version module assigns to `__version__` at its top level."""
-    for node in ast.parse(content).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            if "__version__" in names and isinstance(node.value.value, str):
-                return node.value.value
-    return None
 
 
 def _find(folder: Path) -> Path:

@@ -53,9 +53,10 @@ def _import_places(edits: Iterable[Edit]) -> dict[str, int]:
 
 def _around(seam: Seam, source: Source) -> list[Definition]:
     """The definitions that the lines of a seam stand in, outermost first."""
-    parts = seam.scope.split(".") if seam.op is not Op.IMPORT else []
-    depths = range(1, len(parts) + (seam.op is not Op.DECORATE))
-    return [source.scope(".".join(parts[:depth])) for depth in depths]
+    if seam.op is Op.IMPORT:
+        return []
+    around = source.heads(seam.scope)
+    return around[:-1] if seam.op is Op.DECORATE else around
 
 
 def _local_names(seam: Seam, source: Source) -> frozenset[str]:

@@ -23,7 +23,7 @@ class Before(Protocol):
     raw: bytes
 
     @property
-    def tree(self) -> ast.Module: ...
+    def outline(self) -> ast.Module: ...
     def statement_start(self, node: ast.stmt) -> int: ...
     def line_start(self, offset: int) -> int: ...
     def next_line(self, offset: int) -> int: ...
@@ -48,7 +48,7 @@ def regrow(before: Before, splices: Sequence[Touch], raw: bytes) -> tuple[ast.Mo
 
     Raises `CannotRegrow` or `SyntaxError` when the file must be parsed as a whole.
     """
-    statements = before.tree.body  # first: the table of its lines comes with it
+    statements = before.outline.body  # first: the table of its lines comes with it
     grower = _Grower(before, splices, raw)
     body = grower.suite(statements, 0, len(before.raw), in_class=False)
     return ast.Module(body=body, type_ignores=[]), grower.places

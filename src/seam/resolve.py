@@ -168,7 +168,7 @@ def _cure_note(seam: Seam, source: Source) -> str:
 def _root(seam: Seam, source: Source) -> tuple[Scope | ast.stmt, Bindings]:
     """The statement in which the anchor is sought, and what the heads around it bind."""
     if seam.op is Op.IMPORT:
-        return source.tree, {}
+        return source.outline, {}
     try:
         root: Scope | ast.stmt = source.scope(seam.scope)
     except Misfit as misfit:
@@ -255,7 +255,7 @@ def _done(seam: Seam, root: Scope | ast.stmt, source: Source, bindings: Bindings
     if seam.op is Op.REPLACE:
         return len(_wanted_runs(seam, source, root))
     if seam.op is Op.IMPORT:
-        return int(_imported(seam.put.body) <= _imported(source.tree.body))
+        return int(_imported(seam.put.body) <= _imported(source.outline.body))
     if seam.op is Op.DECORATE:
         assert isinstance(root, Definition) and isinstance(seam.put.body[0], Definition)
         there = root.decorator_list
@@ -326,15 +326,15 @@ def _import_place(source: Source, pristine: Source) -> int:
     One line of upstream then stands between the imports of two patches, so that git can take
     either without the other.
     """
-    body = source.tree.body
+    body = source.outline.body
     end = next((at for at, node in enumerate(body) if isinstance(node, Definition)), len(body))
-    ours = _imported(body[:end]) - _imported(pristine.tree.body)
+    ours = _imported(body[:end]) - _imported(pristine.outline.body)
     imports = [at for at in range(end) if isinstance(body[at], (ast.Import, ast.ImportFrom))]
     taken = {at for at in imports if _imported([body[at]]) & ours}
     free = [at for at in imports if not {at, at + 1} & taken and _ends_line(source, body[at])]
     if imports:
         return source.next_line(source.span(body[(free or imports)[-1]]).end)
-    if ast.get_docstring(source.tree) is not None:
+    if ast.get_docstring(source.outline) is not None:
         return source.next_line(source.span(body[0]).end)
     return source.line_start(source.statement_start(body[0])) if body else len(source.raw)
 

@@ -11,14 +11,16 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from seam.bindings import bound_at_import
 from seam.errors import Kind, Misfit
+from seam.outline import Fold, Function, outline
 from seam.regrown import CannotRegrow, regrow
 
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Scope: TypeAlias = ast.Module | Definition
+Tree = TypeVar("Tree", bound=ast.AST)
 
 NEWLINE = re.compile(rb"\r\n|\r|\n")
 SUITES = frozenset({"body", "orelse", "finalbody"})
@@ -70,16 +72,30 @@ class Source:
         self._nodes: dict[int, tuple[ast.AST, dict[type[ast.AST], list[ast.AST]]]] = (
             grown[0]._nodes if grown else {}
         )
+        self._folds: dict[int, tuple[Function, Fold, bytes]] = grown[0]._folds if grown else {}
+        """Functions of the outline whose bodies are left out, with the file they are from."""
         self._definitions: dict[int, dict[str, list[Definition]]] = {}
 
-    @functools.cached_property
+    @property
     def tree(self) -> ast.Module:
-        """The syntax tree, parsed when it is first asked for; `Misfit` (broken) if it cannot be."""
+        """The syntax tree; `Misfit` (broken) if the file is not Python."""
+        return self._whole(self.outline)
+
+    @functools.cached_property
+    def outline(self) -> ast.Module:
+        """The syntax tree, parsed when it is first asked for; `Misfit` (broken) if it cannot be.
+
+        Bodies of functions may be left out; `scope`, `nodes` and all the others put them in.
+        """
         grown, self._grown = self._grown, None
         if grown:
             with contextlib.suppress(CannotRegrow, SyntaxError):
                 tree, self.places = regrow(*grown, self.raw)
                 return tree
+        outlined = outline(self.raw)
+        if outlined:
+            self._folds |= {id(node): (node, fold, self.raw) for node, fold in outlined[1]}
+            return outlined[0]
         try:
             return ast.parse(self.raw)
         except SyntaxError as error:
@@ -87,6 +103,23 @@ class Source:
         except ValueError as error:  # a zero byte, before Python 3.12
             reason = f"{self.path}: not Python: {error}"
         raise Misfit(Kind.BROKEN, reason)
+
+    def _whole(self, root: Tree) -> Tree:
+        """A node with all that is below it put in."""
+        node, fold, raw = self._folds.pop(id(root), (None, None, b""))
+        if node and fold:
+            self._put_in(node, fold, raw)
+        elif self._folds and isinstance(root, (ast.Module, ast.ClassDef)):
+            for member in root.body:
+                self._whole(member)
+        return root
+
+    def _put_in(self, node: Function, fold: Fold, raw: bytes) -> None:
+        try:
+            fold.unfold(node, raw)
+        except (SyntaxError, ValueError) as error:
+            reason = f"{self.path}: {node.name} is not Python: {error}"
+            raise Misfit(Kind.BROKEN, reason) from error
 
     # positions -----------------------------------------------------------------------------
 
@@ -169,17 +202,19 @@ class Source:
 
     def scope(self, dotted: str) -> Definition:
         """The class or function named `dotted`; raise `Misfit` (no-scope) when not just one is."""
-        node: Scope = self.tree
-        seen: list[str] = []
-        for part in dotted.split("."):
-            children = self.definitions(node)
+        return self._whole(self.heads(dotted)[-1])
+
+    def heads(self, dotted: str) -> list[Definition]:
+        """The definitions that `dotted` names, outermost first; bodies may be left out."""
+        found: list[Definition] = []
+        parts = dotted.split(".")
+        for depth, part in enumerate(parts):
+            children = self.definitions(found[-1] if found else self.outline)
             hits = children.get(part, [])
-            seen.append(part)
             if len(hits) != 1:
-                raise Misfit(Kind.NO_SCOPE, *self._no_scope(seen, hits, children))
-            node = hits[0]
-        assert not isinstance(node, ast.Module)
-        return node
+                raise Misfit(Kind.NO_SCOPE, *self._no_scope(parts[: depth + 1], hits, children))
+            found += hits
+        return found
 
     def _no_scope(self, seen: list[str], hits: list[Definition], names: Iterable[str]) -> list[str]:
         name = ".".join(seen)
@@ -195,6 +230,8 @@ class Source:
         found = self._definitions.get(id(scope))
         if found is None:
             found = self._definitions[id(scope)] = {}
+            if isinstance(scope, Function):
+                self._whole(scope)
             for definition in _definitions_in(scope):
                 found.setdefault(definition.name, []).append(definition)
         return found
@@ -217,7 +254,7 @@ class Source:
         known = self._nodes.get(id(root))
         if known is None:
             found: dict[type[ast.AST], list[ast.AST]] = {}
-            for node in walk(root):
+            for node in walk(self._whole(root)):
                 found.setdefault(type(node), []).append(node)
             known = self._nodes[id(root)] = (root, found)  # a root that is kept keeps its id
         return known[1]
@@ -234,7 +271,7 @@ class Source:
         brings.
         """
         found: dict[str, int] = {}
-        for name, line in bound_at_import(self.tree.body):
+        for name, line in bound_at_import(self.outline.body):
             found.setdefault(name, self.places[line - 1])
         return found
 
@@ -245,11 +282,11 @@ class Source:
     def statements_with(self, word: str) -> Iterator[tuple[str, ast.stmt]]:
         """Top-level statements and class members whose text has `word`, with a name for each."""
         text = word.encode()
-        for outer in self.tree.body:
+        for outer in self.outline.body:
             for inner in outer.body if isinstance(outer, ast.ClassDef) else [outer]:
                 if self.raw.find(text, self.statement_start(inner), self.span(inner).end) >= 0:
                     names = dict.fromkeys(getattr(node, "name", "") for node in (outer, inner))
-                    yield ".".join(filter(None, names)) or "the module", inner
+                    yield ".".join(filter(None, names)) or "the module", self._whole(inner)
 
     # splicing ------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ def path_of(patch: str) -> str:
 @functools.lru_cache(maxsize=32)
 def count_lines(content: bytes) -> Counter[str]:
     """How often a file has each line, white space at both ends aside."""
-    return Counter(line.strip() for line in content.decode(errors="replace").splitlines())
+    return Counter(map(str.strip, content.decode(errors="replace").splitlines()))
 
 
 def telling(produced: Iterable[str], before: bytes, after: bytes) -> dict[str, int]:

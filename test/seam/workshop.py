@@ -249,6 +249,7 @@ def git(folder: Path, *args: str) -> str:
 def assert_as_parsed(grown: Source) -> None:
     """The tree of a source reads, and stands, as that of its bytes parsed anew."""
     fresh = Source(grown.content, grown.path)
+    fresh.outline = ast.parse(fresh.raw)  # as a whole
     pairs: list[tuple[object, object]] = [(grown.tree, fresh.tree)]
     while pairs:
         one, other = pairs.pop()
