@@ -216,4 +216,6 @@ def environment(
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return " ".join(value) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return " ".join("=".join(one) if isinstance(one, tuple) else one for one in value)
+    return str(value)

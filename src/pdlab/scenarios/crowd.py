@@ -12,6 +12,7 @@ from pdlab.scenarios.model import (
     correctness,
     handed_over,
     latency,
+    leftovers,
     throughput,
 )
 from pdlab.settings import Settings
@@ -32,6 +33,7 @@ def figures(seen: Observation) -> list[Figure]:
     return [
         *correctness(seen),
         *handed_over(crowd),
+        *leftovers(seen.waves),
         accept_length("accept length", crowd.outcomes),
         throughput("throughput", crowd),
         *latency("latency", (outcome.latency_s for outcome in crowd.outcomes)),

@@ -134,6 +134,23 @@ class Scenario:
     conduct: Callable[[Stage, Reference], list[Figure]] | None = None
 
 
+def leftovers(results: Iterable[WaveResult]) -> list[Figure]:
+    """What the servers still held when they had settled after the waves; nothing is right."""
+    settled = [result for result in results if result.wave.settle_s]
+    rows = [sum(r.slots.values()) - r.slots["free"] for r in settled if r.slots]
+    tokens = [tokens for result in settled for tokens in result.kv_in_use.values()]
+    return [
+        _held("metadata rows not free", rows),
+        _held("KV tokens in use when idle", tokens),
+    ]
+
+
+def _held(name: str, counts: Sequence[int]) -> Figure:
+    """A count that must be 0 where a server tells it."""
+    value, must = (float(sum(counts)), 0.0) if counts else (None, None)
+    return Figure(name, value, "", Better.LOWER, must=must)
+
+
 def correctness(observation: Observation, may_fail: bool = False) -> list[Figure]:
     """Every request answered, and each answer the tokens that an aggregated server gives.
 

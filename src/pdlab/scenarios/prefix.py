@@ -22,6 +22,7 @@ from pdlab.scenarios.model import (
     WaveResult,
     accept_length,
     correctness,
+    leftovers,
 )
 from pdlab.settings import Settings
 from pdlab.traffic import Request, random_requests
@@ -72,17 +73,10 @@ def follow_ups(reference: Reference) -> list[Wave]:
 
 def figures(seen: Observation) -> list[Figure]:
     slowest = max((outcome.latency_s for outcome in seen.outcomes), default=0.0)
-    in_use = [tokens for result in seen.waves for tokens in result.kv_in_use.values()]
     return [
         *correctness(seen),
         Figure("prompts cached whole", float(sum(map(_cached_whole, seen.waves)))),
-        Figure(
-            "KV tokens in use when idle",
-            float(sum(in_use)) if in_use else None,
-            "",
-            Better.LOWER,
-            must=0.0 if in_use else None,
-        ),
+        *leftovers(seen.waves),
         *(
             Figure(
                 f"cached tokens, {result.wave.name}",
