@@ -18,6 +18,7 @@ from pathlib import Path
 import pdlab
 from pdlab import ports, preflight, router
 from pdlab.errors import LabError, NotReady
+from pdlab.priority import put_schedulers_last
 from pdlab.process import Command, Process, spawn, tail
 from pdlab.settings import Device, Model, Placement, Role, Settings, environment, server_arguments
 from pdlab.trees import Tree
@@ -161,6 +162,8 @@ class Launcher:
                 for role, place in ((Role.PREFILL, prefill_at), (Role.DECODE, decode_at))
             )
             self._wait(prefill, decode)
+            if self.device is Device.CPU:
+                put_schedulers_last(prefill.process.pid, decode.process.pid)
             assert prefill_at.bootstrap_port is not None
             command = Command(
                 "router",
