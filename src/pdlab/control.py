@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,19 @@ QUEUES = {
 @contextmanager
 def stopped(server: Server) -> Iterator[None]:
     """The scheduler processes of `server` stand still while the body runs; HTTP goes on."""
-    pids = _schedulers(server)
+    with _halted(schedulers(server)):
+        yield
+
+
+@contextmanager
+def halted(server: Server) -> Iterator[None]:
+    """All processes of `server` stand still while the body runs; its connections stay open."""
+    with _halted(list(group(server.process.pid))):
+        yield
+
+
+@contextmanager
+def _halted(pids: Sequence[int]) -> Iterator[None]:
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -87,7 +99,8 @@ async def _call(server: Server, method: str, path: str, **more: Any) -> Any:
         return await reply.json(content_type=None)
 
 
-def _schedulers(server: Server) -> list[int]:
+def schedulers(server: Server) -> list[int]:
+    """The processes of a server that run its scheduler loop, one for each rank."""
     titles = {
         pid: Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         for pid in group(server.process.pid)

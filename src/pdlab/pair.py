@@ -154,9 +154,8 @@ class Launcher:
         """
         start = time.monotonic()
         with ExitStack() as stack:
-            numbers = ports.free(7 if port is None else 6)
-            prefill_at, decode_at = self._placements(numbers)
-            front = ports.require(port) if port is not None else numbers.pop()
+            front = ports.require(port) if port is not None else None
+            prefill_at, decode_at = self._placements(ports.free(5))
             prefill, decode = (
                 self._server(stack, role, others.get(role, tree), settings, model, place)
                 for role, place in ((Role.PREFILL, prefill_at), (Role.DECODE, decode_at))
@@ -165,19 +164,35 @@ class Launcher:
             if self.device is Device.CPU:
                 put_schedulers_last(prefill.process.pid, decode.process.pid)
             assert prefill_at.bootstrap_port is not None
-            command = Command(
-                "router",
-                "pdlab.router",
-                router.arguments(
-                    front, numbers.pop(), prefill.url, prefill_at.bootstrap_port, decode.url
-                ),
-                self.environment(tree),
+            entry = stack.enter_context(
+                self.routed(tree, prefill, prefill_at.bootstrap_port, decode, front)
             )
+            yield Pair(entry.url, (prefill, decode, entry), time.monotonic() - start)
+
+    @contextmanager
+    def routed(
+        self,
+        tree: Tree,
+        prefill: Server,
+        bootstrap_port: int,
+        decode: Server,
+        port: int | None = None,
+    ) -> Iterator[Server]:
+        """A router between two servers that are up; `port` is where it listens, if that matters."""
+        numbers = ports.free(2)
+        front = numbers.pop() if port is None else port
+        command = Command(
+            "router",
+            "pdlab.router",
+            router.arguments(front, numbers.pop(), prefill.url, bootstrap_port, decode.url),
+            self.environment(tree),
+        )
+        with ExitStack() as stack:
             process = spawn(command, self._log(tree, "router"), self._temporary)
             stack.callback(process.stop)
             entry = Server(process, f"http://{ports.HOST}:{front}", READY_PATHS["router"])
             self._wait(entry, prefill, decode)
-            yield Pair(entry.url, (prefill, decode, entry), time.monotonic() - start)
+            yield entry
 
     @contextmanager
     def aggregated(self, tree: Tree, settings: Settings, model: Model) -> Iterator[Pair]:

@@ -114,7 +114,7 @@ class Siege:
         verdicts: list[Verdict] = []
         while len(verdicts) < len(attacks):
             with self.launcher.pair(self.tree, self.settings, self.model) as pair:
-                start = asyncio.run(state(pair))
+                start = asyncio.run(state(*pair.servers[:2]))
                 for attack in attacks[len(verdicts) :]:
                     with self._joined(pair, attack.rogue) as (rogue, port):
                         verdicts.append(asyncio.run(self._one(pair, attack, rogue, port, start)))
@@ -157,7 +157,7 @@ class Siege:
             lost = tuple(s.process.name for s in pair.servers if s.process.poll() is not None)
             unhealthy = sum([not await _healthy(session, server) for server in pair.servers[:2]])
             gone = lost or unhealthy
-            left = {} if gone else await _left(pair, start)
+            left = {} if gone else await left_of(start, *pair.servers[:2])
             calm = [before] if gone else [before, await self._good(session, pair, CALM_S)]
         return Verdict(
             attack,
@@ -193,7 +193,7 @@ class Siege:
         return Phase(tuple(seen), time.monotonic() - start)
 
 
-async def state(pair: Pair) -> dict[str, Any]:
+async def state(*servers: Server) -> dict[str, Any]:
     """What must be as it was when nothing is under way any more, by server.
 
     The queues and pools are empty when a server lets its cache be flushed; a server with the
@@ -202,7 +202,7 @@ async def state(pair: Pair) -> dict[str, Any]:
     found: dict[str, Any] = {}
     limit = aiohttp.ClientTimeout(total=HEALTH_LIMIT_S)
     async with aiohttp.ClientSession(timeout=limit) as session:
-        for server in pair.servers[:2]:
+        for server in servers:
             name = server.process.name
             try:
                 async with session.post(f"{server.url}/flush_cache") as reply:
@@ -234,11 +234,11 @@ async def _unanswered(field: Field, acting: asyncio.Future[object]) -> int:
     return unanswered + 1
 
 
-async def _left(pair: Pair, start: dict[str, Any]) -> dict[str, Any]:
-    """What differs from the state at the start once the pair had time to settle."""
+async def left_of(start: dict[str, Any], *servers: Server) -> dict[str, Any]:
+    """What differs from the state at the start once the servers had time to settle."""
     limit = time.monotonic() + SETTLE_S
     while True:
-        now = await state(pair)
+        now = await state(*servers)
         left = {name: value for name, value in now.items() if value != start.get(name)}
         if not left or time.monotonic() > limit:
             return left

@@ -19,6 +19,7 @@ REQUEST_LIMIT_S = 300.0
 FIRST_WORD = 3
 STREAM_PREFIX = b"data:"
 STREAM_END = b"[DONE]"
+ENDED_EARLY = "the reply ended before the request was finished"
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class _Watch:
         if error is None and reason.get("type") == "abort":
             error = f"aborted: {reason.get('message', 'no reason given')}"
         if error is None and not reason:
-            error = "the reply ended before the request was finished"
+            error = ENDED_EARLY
         return Outcome(
             tokens=tuple(self.last.get("output_ids", ())),
             accept_length=meta.get("spec_accept_length"),

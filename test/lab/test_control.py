@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from pdlab import process
-from pdlab.control import get, load, stopped
+from pdlab.control import get, halted, load, stopped
 from pdlab.errors import LabError
 from pdlab.pair import Server
 from pdlab.process import Command, Process, group, spawn
@@ -42,12 +42,16 @@ def servers(tmp_path: Path) -> Iterator[dict[str, Server]]:
         server.process.stop()
 
 
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def scheduler_state(server: Server) -> str:
     """The kernel's letter for what the scheduler does, once there is one."""
     while True:
         for pid in group(server.process.pid):
             if Path(f"/proc/{pid}/cmdline").read_text().startswith(TITLE):
-                return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                return state(pid)
         time.sleep(0.02)
 
 
@@ -66,6 +70,16 @@ def test_a_scheduler_stands_still_in_the_body_and_goes_on_after_it(
     with pytest.raises(ZeroDivisionError), stopped(servers["decode"]):
         wait_for("T", servers["decode"])
         raise ZeroDivisionError
+    wait_for("S", servers["decode"])
+
+
+def test_a_whole_server_stands_still_in_the_body_and_goes_on_after_it(
+    servers: dict[str, Server],
+) -> None:
+    wait_for("S", servers["decode"])
+    with halted(servers["decode"]):
+        wait_for("T", servers["decode"])
+        assert set(map(state, group(servers["decode"].process.pid))) == {"T"}
     wait_for("S", servers["decode"])
 
 

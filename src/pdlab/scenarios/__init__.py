@@ -11,6 +11,7 @@ from pdlab.scenarios import (
     burst,
     crowd,
     dead_prefill,
+    faults,
     health,
     hicache,
     hicache_decode,
@@ -47,6 +48,7 @@ SCENARIOS = {
         aborts,
         soak,
         hostile,
+        faults,
     )
 }
 
