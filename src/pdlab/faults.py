@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from rich.markup import escape
 
 from pdlab.control import halted, load
 from pdlab.errors import LabError
@@ -135,8 +138,9 @@ class Ordeal:
             damage = asyncio.run(self._struck(pair, fault))
             with self._mended(pair, fault) as url:
                 after = asyncio.run(send_all(url, self.calm, limit_s=ANSWER_LIMIT_S))
-        for text in sorted({outcome.error or "" for outcome in damage.failed}):
-            self.say(f"{fault.name}: {_about(text)}")
+        told = Counter(_about(outcome.error or "") for outcome in damage.failed)
+        for text, times in told.items():
+            self.say(escape(f"{fault.name}: {times} x {text}"))
         return replace(damage, afterwards=tuple(zip(self.calm, after, strict=True)))
 
     async def _struck(self, pair: Pair, fault: Fault) -> Damage:
