@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# What is measured, and what it is called above its table; on a quiet machine seven minutes and fourteen.
+# What is measured, and what it is called above its table; together some 20 minutes.
 BENCHES = {
     "metadata_slots": "Commit and prebuilt builder of a decode server",
     "queue_pass": "A scheduler pass over a long queue",

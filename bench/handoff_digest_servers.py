@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import os
 import random
@@ -206,10 +205,7 @@ def main() -> int:
     turns = measure(given.patched.resolve().parent, given.rounds)
     found = rows(turns)
     print(table(found))
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        content = {**frame.machine(), "rows": found, "turns": turns}
-        given.json.write_text(json.dumps(content, indent=1) + "\n")
+    frame.write(given.json, found, rounds=given.rounds, turns=turns)
     for miss in missed(found):
         print(miss, file=sys.stderr)
     return 1 if missed(found) else 0

@@ -10,9 +10,9 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
+from built import BUILD, START_LIMIT_S, TREE, on_servers
 from test_dashboard import DASHBOARD, named
 
 from pdlab import trees
@@ -25,17 +25,12 @@ from pdlab.scenarios import pressure
 from pdlab.settings import Device
 from pdlab.traffic import Outcome, random_requests, send_all
 
-BUILD = Path(__file__).parents[2] / "build"
-TREE = BUILD / "0.5.23"
-START_LIMIT_S, REPORT_LIMIT_S, LOOK_S = 300.0, 40.0, 0.2
+REPORT_LIMIT_S, LOOK_S = 40.0, 0.2
 PROMPT = 40
 CALM, CALM_NEW_TOKENS, AT_A_TIME = 12, 32, 3
 PRESSED, PRESSED_NEW_TOKENS = 32, 200
 ALONE, TOGETHER, UNANSWERED = 4, 20, 3
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.skipif(not TREE.is_dir(), reason="no build/0.5.23: make tree"),
-]
+pytestmark = on_servers
 SAMPLE = re.compile(r"sglang:(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 
 
