@@ -24,7 +24,7 @@ from pdlab.traffic import ENDED_EARLY, Outcome, Request, send_all
 from pdlab.trees import Tree
 
 HALT_S, CUT_S = 4.0, 3.0
-IN_FLIGHT_LIMIT_S = 30.0
+IN_FLIGHT, IN_FLIGHT_LIMIT_S = 16, 30.0
 # Far longer than any limit that a server has in the scenario: who waits for this is stuck.
 ANSWER_LIMIT_S = 90.0
 
@@ -189,11 +189,11 @@ def _name(role: Role | None) -> str | None:
 
 
 async def _in_flight(decode: Server) -> int:
-    """Requests whose KV is on its way, as soon as there are some."""
+    """Requests whose KV is on its way, as soon as there are enough of them."""
     limit = time.monotonic() + IN_FLIGHT_LIMIT_S
-    while not (waiting := (await load(decode))["transfer"]):
+    while (waiting := (await load(decode))["transfer"]) < IN_FLIGHT:
         if time.monotonic() > limit:
-            raise LabError("decode never waited for KV, so nothing was broken")
+            raise LabError(f"decode never waited for the KV of {IN_FLIGHT}; nothing was broken")
     return waiting
 
 
