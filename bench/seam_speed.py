@@ -9,7 +9,9 @@ Processor time and time on the clock are both told: they differ where others use
 from __future__ import annotations
 
 import argparse
+import itertools
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,13 +28,15 @@ from seam.series import Series
 
 RELEASE = "0.5.23"
 TURNS = 3
+FEW = 10
+"""As many patches as the aims for these times are set for."""
 GIT = ("git", "-c", "user.name=bench", "-c", "user.email=bench@localhost")
 
 
-def seconds(command: Sequence[str]) -> tuple[float, float]:
-    """Clock and processor seconds of a command that has to end well."""
+def seconds(command: Sequence[str], folder: Path) -> tuple[float, float]:
+    """Clock and processor seconds of a command in a folder; it has to end well."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
     clock = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return clock, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -48,6 +52,19 @@ def checkout(directory: Path) -> Path:
     return directory
 
 
+def of_few(directory: Path) -> Path:
+    """A repository with the first patches of the series only, and the files that they add."""
+    series = Series.load()
+    few = series.patches[:FEW]
+    (directory / "src" / "seam").mkdir(parents=True)
+    kept = ["series/releases.toml", *(f"series/{patch.name}.seam" for patch in few)]
+    for path in [*kept, *(path for patch in few for path in patch.adds)]:
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(series.root / path, directory / path)
+    (directory / "series" / "series").write_text("".join(f"{patch.name}\n" for patch in few))
+    return directory
+
+
 def main() -> int:
     """Print the medians."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -58,15 +75,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         source = str(checkout(scratch / "checkout"))
-        for what, command in {
-            "check, all releases": ["check"],
-            "tree": ["tree", "{}", "--release", RELEASE],
-            "am, whole series": ["am", source, "--branch", "{}", "--release", RELEASE],
-        }.items():
-            times = []
+        repositories = {"": frame.ROOT, f", {FEW} patches": of_few(scratch / "few")}
+        for (about, root), (verb, words) in itertools.product(
+            repositories.items(),
+            {
+                "check": (),
+                "tree": ("{}", "--release", RELEASE),
+                "am": (source, "--branch", "{}", "--release", RELEASE),
+            }.items(),
+        ):
+            what, times = f"{verb}{about}", []
             for turn in range(TURNS):
-                fresh = str(scratch / f"tree{turn}") if what == "tree" else f"turn{turn}"
-                times.append(seconds([*seam, *(word.replace("{}", fresh) for word in command)]))
+                fresh = str(scratch / f"{what}-{turn}") if verb == "tree" else f"{root.name}{turn}"
+                command = [*seam, verb, *(word.replace("{}", fresh) for word in words)]
+                times.append(seconds(command, root))
             row: dict[str, object] = {"command": what}
             told = f"{what:<20}"
             for name, values in zip(("clock", "processor"), zip(*times, strict=True), strict=True):
