@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 import random
 import statistics
@@ -31,6 +30,7 @@ import psutil
 
 from pdlab import trees
 from pdlab.control import schedulers
+from pdlab.figures import interval
 from pdlab.models import digest_switch
 from pdlab.models.digest_switch import CHECKING_NS, PER_CENT, SIGNING_NS, Board
 from pdlab.pair import Launcher, Pair
@@ -158,13 +158,6 @@ def _row(
         ratios = [turn[figure] / other[figure] for turn, other in zip(turns, base, strict=True)]
         row |= {"ratio": statistics.median(ratios), "interval": interval(ratios)}
     return row
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the median, by ranks: no shape of the spread is assumed."""
-    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
-    low = max(0, math.floor(len(values) / 2 - half))
-    return ordered[low], ordered[-1 - low]
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:

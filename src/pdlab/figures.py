@@ -108,3 +108,10 @@ def show(figure: Figure) -> str:
         return f"{figure.value:.0f}"
     digits = 0 if abs(figure.value) >= 100 else 3 if figure.unit == "s" else 2
     return f"{figure.value:.{digits}f}{' ' if figure.unit else ''}{figure.unit}"
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the median, by ranks: no shape of the spread is assumed."""
+    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
+    low = max(0, math.floor(len(values) / 2 - half))
+    return ordered[low], ordered[-1 - low]

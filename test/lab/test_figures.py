@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdlab.figures import Better, Figure, Verdict, median, ratio, show, verdict
+from pdlab.figures import Better, Figure, Verdict, interval, median, ratio, show, verdict
 
 HIGHER, LOWER, INFO = Better.HIGHER, Better.LOWER, Better.INFO
 
@@ -92,3 +92,11 @@ def test_ratio_is_patched_over_stock() -> None:
 )
 def test_values_are_shown_readably(value: float | None, unit: str, text: str) -> None:
     assert show(Figure("name", value, unit)) == text
+
+
+def test_an_interval_holds_the_median_and_narrows_with_more_values() -> None:
+    few, many = interval(range(10)), interval(range(1000))
+    assert few[0] <= 4.5 <= few[1]
+    assert many[0] <= 499.5 <= many[1]
+    assert (many[1] - many[0]) / 1000 < (few[1] - few[0]) / 10
+    assert interval([1.0]) == (1.0, 1.0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from pdlab.figures import Better, Figure
+from pdlab.figures import Better, Figure, interval
 from pdlab.scenarios.model import Observation, Scenario, Wave, correctness, throughput
 from pdlab.settings import Settings
 from pdlab.traffic import random_requests
@@ -34,14 +34,23 @@ def figures(seen: Observation) -> list[Figure]:
         *correctness(seen),
         Figure("throughput, quiet", statistics.median(quiet), "tok/s"),
         Figure("throughput, probed", statistics.median(probed), "tok/s"),
-        Figure("probed / quiet, median of pairs", _median_ratio(probed, quiet), "", Better.HIGHER),
-        Figure("quiet / quiet, median of pairs", _median_ratio(quiet[1:], quiet)),
+        *_ratios("probed / quiet", probed, quiet, Better.HIGHER),
+        # What this machine can tell apart.
+        *_ratios("quiet / quiet", quiet[1:], quiet, Better.INFO),
     ]
 
 
-def _median_ratio(above: Sequence[float], below: Sequence[float]) -> float | None:
+def _ratios(
+    name: str, above: Sequence[float], below: Sequence[float], better: Better
+) -> list[Figure]:
+    """The median of the pairs' ratios, and the interval in which it is with 95 %."""
     ratios = [one / other for one, other in zip(above, below, strict=False) if one and other]
-    return statistics.median(ratios) if ratios else None
+    low, high = interval(ratios) if ratios else (None, None)
+    return [
+        Figure(name, statistics.median(ratios) if ratios else None, "", better),
+        Figure(f"{name}, at least", low),
+        Figure(f"{name}, at most", high),
+    ]
 
 
 SCENARIO = Scenario(
