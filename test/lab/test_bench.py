@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks make of what they measured; what they measure needs no test but a machine."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of `bench/` are importable, as they are for each other."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    for name in ("frame", "servers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_a_ratio_above_its_ceiling_is_missed_by_name(bench: None) -> None:
+    import frame
+
+    case = {"queue": "transfer", "queued": 64}
+    slow = frame.row(case, "nothing new", "us", [10.0, 12.0], [10.0, 13.0], ceiling=1.0)
+    fast = frame.row(case, "one set", "us", [10.0, 12.0], [1.0, 2.0], ceiling=1.0)
+    free = frame.row(case, "copied", "B", [10.0, 12.0], [99.0, 99.0])
+    (missed,) = frame.missed([slow, fast, free])
+    assert missed.startswith("nothing new, queue transfer, queued 64: 1.045 of stock")
+
+
+def test_growth_compares_the_most_work_with_the_least_case_by_case(bench: None) -> None:
+    import frame
+
+    rows = [
+        frame.row({"queue": queue, "queued": queued}, "pass", "us", 2 * [stock], 2 * [2.0])
+        for queue, each in (("a", 1.0), ("b", 2.0))
+        for queued, stock in ((64, 4 * each), (256, 5.0), (4096, 200.0))
+    ]
+    assert frame.growth("queued", rows) == [
+        "queue a, pass: queued 64 to 4096 (64 x) costs stock 50.0 x, patched 1.0 x",
+        "queue b, pass: queued 64 to 4096 (64 x) costs stock 25.0 x, patched 1.0 x",
+    ]
+    assert frame.growth("queued", rows[:1]) == []
+
+
+def test_a_table_has_a_line_for_each_row_with_its_spread(bench: None) -> None:
+    import frame
+
+    rows = [frame.row({"page": 1}, "match", "us", [1.0, 3.0], [1200.0, 1200.0])]
+    head, line = frame.table(["page"], rows).splitlines()
+    assert head.split() == ["page", "figure", "stock", "patched", "ratio"]
+    assert line.split() == ["1", "match", "2", "±1.5", "us", "1,200", "±0", "us", "600.000"]
+
+
+def test_what_is_kept_names_versions_and_neither_machine_nor_path(
+    bench: None, tmp_path: Path
+) -> None:
+    import frame
+
+    file = tmp_path / "results" / "one.json"
+    frame.write(file, [frame.row({}, "match", "us", [1.0, 3.0], [1.0, 2.0])], rounds=2)
+    kept = json.loads(file.read_text())
+    assert kept["sglang"] and kept["rounds"] == 2 and kept["rows"][0]["ratio"] == 0.75
+    assert platform.node() not in kept.values()
+    assert str(ROOT) not in file.read_text() and "/tmp" not in file.read_text()
+
+
+def test_rounds_on_servers_give_medians_and_leave_out_what_one_could_not_take(bench: None) -> None:
+    import servers
+
+    def measured(stock: float, patched: float | None) -> list[dict[str, object]]:
+        common = {"scenario": "burst", "ratio": None, "verdict": ""}
+        return [
+            {**common, "figure": "tokens equal", "unit": "%", "stock": 1.0, "patched": 1.0},
+            {**common, "figure": "throughput", "unit": "tok/s", "stock": stock, "patched": 9.0},
+            {**common, "figure": "p99", "unit": "s", "stock": 1.0, "patched": patched},
+        ]
+
+    equal, throughput = servers.rows([measured(4.0, 1.0), measured(2.0, None), measured(9.0, 1.0)])
+    assert (equal["figure"], equal["stock"], equal["patched"]) == ("tokens equal", 100, 100)
+    assert (throughput["stock"], throughput["patched"]) == (4.0, 9.0)
