@@ -2,34 +2,24 @@
 """A health endpoint reports a reply as it comes, and takes back a probe that got none."""
 
 import asyncio
-import dataclasses
+import sys
 import unittest
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import msgspec
 from sglang.srt.entrypoints import http_server
 from sglang.srt.managers import health_reply, io_struct, tokenizer_manager
 from sglang.srt.managers.io_struct import AbortReq, BatchTokenIDOutput, HealthCheckOutput
 from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 from sglang.test.ci.ci_register import register_cpu_ci
 
+sys.path.insert(0, str(Path(__file__).parent))
+from ipc_messages import build
+
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
 HOURS = 3600.0
-
-
-def build(cls, **values):
-    """An IPC message of this release: the given fields, and None for whatever else it requires."""
-    if dataclasses.is_dataclass(cls):
-        missing = [
-            field.name
-            for field in dataclasses.fields(cls)
-            if field.default is field.default_factory is dataclasses.MISSING
-        ]
-    else:
-        missing = [field.name for field in msgspec.structs.fields(cls) if field.required]
-    return cls(**{**dict.fromkeys(missing), **values})
 
 
 class Socket:

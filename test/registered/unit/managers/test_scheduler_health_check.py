@@ -2,17 +2,17 @@
 """A health probe is answered in the pass it arrives in, unless the server is at rest."""
 
 import contextlib
-import dataclasses
 import importlib.util
 import itertools
+import sys
 import threading
 import unittest
 from collections import deque
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import msgspec
 from sglang.srt.disaggregation import decode
 from sglang.srt.disaggregation.base import KVPoll
 from sglang.srt.disaggregation.decode import DecodePreallocQueue, DecodeTransferQueue
@@ -40,6 +40,9 @@ else:
     from sglang.srt.managers.scheduler import SenderWrapper
 
     HAS_COMPONENTS = False
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ipc_messages import build
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
@@ -84,19 +87,6 @@ class Socket:
 
     def send(self, data, **_):
         self.sent.append(io_struct.msgpack_decode(data))
-
-
-def build(cls, **values):
-    """An IPC message of this release: the given fields, and None for whatever else it requires."""
-    if dataclasses.is_dataclass(cls):
-        missing = [
-            field.name
-            for field in dataclasses.fields(cls)
-            if field.default is field.default_factory is dataclasses.MISSING
-        ]
-    else:
-        missing = [field.name for field in msgspec.structs.fields(cls) if field.required]
-    return cls(**{**dict.fromkeys(missing), **values})
 
 
 def probe(number=1, cls=TokenizedGenerateReqInput, prompt=(0,), max_new_tokens=1):
