@@ -313,7 +313,7 @@ def consume(batch: ScheduleBatch) -> None:
     With `Policy.ABORT` the ranks agree on what is aborted: a request whose row is wrong on one of
     them is wrong. It ends with the prebuilt batch, before its first step.
     """
-    pool = getattr(batch.req_to_token_pool, "metadata_slots", None)
+    pool: Any = getattr(batch.req_to_token_pool, "metadata_slots", None)
     digests = None if pool is None or pool.buffers is None else of(pool.buffers)
     if digests is None:
         return

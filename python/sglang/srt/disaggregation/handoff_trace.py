@@ -198,9 +198,9 @@ class Trace:
             elif each.step is Step.FINISH:
                 continue  # all of it but the end has left the ring
             else:
-                place["tid"] = lanes[each.rid] = _first_free(lanes.values())
-                if place["tid"] > named:
-                    named = place["tid"]
+                lane = place["tid"] = lanes[each.rid] = _first_free(lanes.values())
+                if lane > named:
+                    named = lane
                     yield _name("thread_name", pid, named, f"lane {named}")
                 who = {"rid": each.rid, "room": each.room}
                 yield {**place, "ph": "B", "name": each.rid, "args": who}

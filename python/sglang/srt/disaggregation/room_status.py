@@ -28,7 +28,7 @@ def whole(manager_class: Manager) -> Manager:
     through, for it reads nothing that it could undo, and would keep the others waiting for a peer
     that may be gone.
     """
-    update = manager_class.update_status  # type: ignore[attr-defined]
+    update = manager_class.update_status
 
     @functools.wraps(update)
     def update_status(manager: BaseKVManager, bootstrap_room: int, status: KVPoll) -> None:
@@ -38,7 +38,7 @@ def whole(manager_class: Manager) -> Manager:
         with _lock_of(manager):
             update(manager, bootstrap_room, status)
 
-    manager_class.update_status = update_status  # type: ignore[attr-defined]
+    manager_class.update_status = update_status
     return manager_class
 
 

@@ -148,5 +148,5 @@ def _manager_of(scheduler: Scheduler) -> BaseKVManager | None:
     for name in ("disagg_prefill_bootstrap_queue", "disagg_decode_prealloc_queue"):
         queue = getattr(scheduler, name, None)
         if queue is not None:
-            return queue.kv_manager  # type: ignore[no-any-return]
+            return queue.kv_manager
     return None

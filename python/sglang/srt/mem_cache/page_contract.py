@@ -58,7 +58,7 @@ def agreeing(tree: BasePrefixCache | None) -> BasePrefixCache | None:
     try:
         view = tree.agreeing  # type: ignore[union-attr]
         if view is tree or view.tree is tree:  # a tree that wraps another finds the other's
-            return view  # type: ignore[no-any-return]
+            return view
     except AttributeError:
         pass
     return None if tree is None else _agreeing(tree)
