@@ -60,7 +60,8 @@ def install(name: str) -> None:
         return spent
 
     handoff_digest.of = switched
-    handoff_digest.Digests.sign = timed(SIGNING_NS, handoff_digest.Digests.sign)
+    sign = timed(SIGNING_NS, handoff_digest.Digests.sign)
+    handoff_digest.Digests.sign = sign  # type: ignore[method-assign]
     for step in ("commit", "consume"):
         setattr(handoff_digest, step, timed(CHECKING_NS, getattr(handoff_digest, step)))
 
