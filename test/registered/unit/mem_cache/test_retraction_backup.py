@@ -217,6 +217,79 @@ class DraftRows(unittest.TestCase):
         self.assertEqual((TOKENS - 1) * per_token * 3, draft_backup.nbytes(copy))
 
 
+def host_copies(*pools):
+    """A cache controller whose host pool keeps the rows of `pools`, by plain indexing."""
+    kept = []
+
+    def move(operation):
+        return operation.host_indices, operation.device_indices, None
+
+    def keep(slots, **_):
+        kept.extend(rows(pool, slots) for pool in pools)
+        return mock.MagicMock()
+
+    def bring_back(slots, **_):
+        for pool, was in zip(pools, kept, strict=True):
+            for buffer, values in zip(buffers(pool), was, strict=True):
+                buffer[slots] = values
+        return mock.MagicMock()
+
+    controller = mock.MagicMock(
+        _move_write_operation=move,
+        _move_op_indices=move,
+        _l2_transfers=lambda host, device, pools: device,
+        _l2_load_transfers=lambda host, device, pools: device,
+        allocate_host_transfers=lambda device, *_, **__: (torch.arange(len(device)), None),
+        _resolve_pool_transfers_allocation=lambda *_, **__: None,
+        _resolve_device_transfers=lambda *_, **__: None,
+    )
+    controller.l2_transfer_engine.submit_device_to_host = keep
+    controller.l2_transfer_engine.submit_host_to_device = bring_back
+    return controller
+
+
+@unittest.skipUnless(HOST_POOL, "backups in a host pool from 0.5.18 on")
+class OnATree(unittest.TestCase):
+    """The release's own tree makes the backup in its host pool and restores it."""
+
+    def test_every_layer_of_an_unpacked_draft_comes_back(self):
+        """Its plan names the first layer's pool; the others' rows travel beside it."""
+        pools = [mha_pool(), mha_pool(heads=3), mha_pool()]
+        server = Server(*pools)
+        server.scheduler.draft_worker.hicache_draft_plan = SimpleNamespace(device_pools=pools[:1])
+        draft_backup.attach(server.scheduler)
+        tree, target = UnifiedRadixCache.__new__(UnifiedRadixCache), server.target
+        vars(tree).update(
+            req_to_token_pool=server.req_to_token,
+            token_to_kv_pool_allocator=server.allocator,
+            page_size=1,
+            tree_core=SimpleNamespace(page_size=1),  # where later releases have it
+            cache_controller=host_copies(target, pools[0]),
+            host_pool_group=mock.MagicMock(
+                alloc=torch.arange, resolve_host_transfers=lambda *_, **__: None
+            ),
+            supports_swa=lambda: False,
+            _build_sidecar_transfers=lambda *_, **__: [],
+        )
+        req = request()
+        slots = server.admit(req)
+        before = [rows(pool, slots) for pool in (target, *pools)]
+        by_name = hasattr(tree, "backup_kv_cache")  # from 0.5.21
+        backup = (tree.backup_kv_cache if by_name else tree.retraction_backup)(req)
+        server.allocator.free(slots)
+        for pool in (target, *pools):
+            for buffer in buffers(pool):
+                buffer.fill_(float("nan"))
+        server.allocator.alloc(7)
+        fresh = server.admit(req)
+        (tree.restore_kv_cache if by_name else tree.retraction_restore)(req, backup)
+        self.assertNotEqual(slots.tolist(), fresh.tolist())
+        for pool, was in zip((target, *pools), before, strict=True):
+            for a, b in zip(was, rows(pool, fresh), strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=0)
+        tree.host_pool_group.free.assert_called_once()
+
+
 @unittest.skipUnless(HOST_POOL, "backups in a host pool from 0.5.18 on")
 class HostPool(unittest.TestCase):
     """Draft rows that the host pool has no place for travel with the backup that it makes."""
