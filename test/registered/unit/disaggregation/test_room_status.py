@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.mooncake import conn
+from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.test.ci.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=8, suite="base-a-test-cpu")
@@ -45,6 +46,7 @@ class Manager(conn.MooncakeKVManager):
     def __init__(self, **known):
         self.request_status = Interrupted(known.get("status", {}))
         self.deferred_bootstrap = None
+        self.disaggregation_mode = DisaggregationMode.DECODE  # a prefill forgets what has failed
         self._deferred_ack_targets, self._staging_outstanding = {}, {}
         self._deferred_ack_poisoned_rooms = set()
 
