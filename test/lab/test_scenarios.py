@@ -187,9 +187,9 @@ def test_no_times_give_no_figures() -> None:
 
 
 def test_scenarios_with_equal_settings_share_a_pair() -> None:
-    assert SCENARIOS["parity"].settings == SCENARIOS["health"].settings
+    assert SCENARIOS["parity"].settings == SCENARIOS["crowd"].settings
     shared = len(SCENARIOS) - len({scenario.settings for scenario in SCENARIOS.values()})
-    assert shared >= 3, "parity, burst, crowd, health: one pair each would be a pair too many"
+    assert shared >= 3, "parity, burst, crowd: one pair each would be a pair too many"
 
 
 def test_references_come_from_one_server_for_each_kind_of_draft() -> None:
@@ -296,6 +296,6 @@ def test_the_cost_of_probes_is_the_median_over_pairs() -> None:
 
 
 def test_a_scenario_that_ends_servers_has_them_to_itself() -> None:
-    calm, other = SCENARIOS["parity"], SCENARIOS["health"]
+    calm, other = SCENARIOS["parity"], SCENARIOS["burst"]
     deadly = replace(SCENARIOS["dead-prefill"], settings=calm.settings)
     assert runner._sharing([deadly, calm, other]) == [[calm, other], [deadly]]
