@@ -25,6 +25,8 @@ GIVE_UP_S, BETWEEN_S = 0.05, 0.2
 HOSTILE_LIMIT_S = 25.0
 # Decode gives a silent address up after a minute; who asked for it leaves before.
 SILENCE_S = 5.0
+# What ZeroMQ keeps for a peer that takes nothing, and some.
+MORE_THAN_HELD = 1200
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Rogue:
     role: Role
     drafts: bool = True
     page_size: int | None = None
+    fixture: str | None = None
     flags: tuple[str, ...] = ()
 
 
@@ -278,6 +281,20 @@ async def gone_clients(field: Field) -> None:
 
 async def odd_messages(field: Field) -> None:
     """Frames that mean nothing, to the port where prefill hears what decode says."""
+    await _tell_prefill(field, ODD_FRAMES)
+
+
+async def dead_addresses(field: Field) -> None:
+    """Requests given up by a decode server that has gone, more than a socket holds for it."""
+    frames = (b"ABORT", b"%d", HOST.encode(), b"1", b"1")
+    given_up = [
+        tuple(part % field.room() if part == b"%d" else part for part in frames)
+        for _ in range(MORE_THAN_HELD)
+    ]
+    await _tell_prefill(field, given_up)
+
+
+async def _tell_prefill(field: Field, messages: Sequence[Sequence[bytes]]) -> None:
     query = "prefill_dp_rank=0&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0"
     bootstrap = f"http://{HOST}:{field.bootstrap_port}"
     async with field.session.get(f"{bootstrap}/route?{query}") as reply:
@@ -285,14 +302,15 @@ async def odd_messages(field: Field) -> None:
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, 0)
     socket.connect(f"tcp://{HOST}:{port}")
     try:
-        for frames in ODD_FRAMES:
+        for frames in messages:
             await socket.send_multipart([*frames])
         await asyncio.sleep(0.2)
     finally:
         socket.close()
-        context.term()
+        await asyncio.to_thread(context.term)  # good clients are served by this thread
 
 
 ODD_FRAMES: tuple[tuple[bytes, ...], ...] = (
@@ -345,6 +363,10 @@ async def _listener(talk: Any) -> AsyncIterator[int]:
             task.cancel()
 
 
+OTHER_KV = {
+    role: Rogue(role, flags=("--kv-cache-dtype", "bfloat16"))
+    for role in (Role.PREFILL, Role.DECODE)
+}
 ATTACKS = (
     Attack("H-0 prompt that nearly fills the pool", long_prompt),
     Attack("H-1 silent prefill", silent_prefill),
@@ -365,8 +387,16 @@ ATTACKS = (
         through_rogue(Role.PREFILL),
         Rogue(Role.PREFILL, page_size=16),
     ),
+    Attack("H-9 prefill with another KV type", through_rogue(Role.PREFILL), OTHER_KV[Role.PREFILL]),
+    Attack("H-9 decode with another KV type", through_rogue(Role.DECODE), OTHER_KV[Role.DECODE]),
+    Attack(
+        "H-9 prefill of another model",
+        through_rogue(Role.PREFILL),
+        Rogue(Role.PREFILL, fixture="wide"),
+    ),
     Attack("H-10 tokens of no model", no_tokens),
-    Attack("H-11 clients that are gone", gone_clients),
+    Attack("H-11 clients that are gone", gone_clients, takes_share=True),
     Attack("H-11 half requests", half_requests),
     Attack("messages that mean nothing", odd_messages),
+    Attack("messages of a decode that is gone", dead_addresses),
 )

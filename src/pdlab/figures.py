@@ -36,7 +36,8 @@ class Figure:
     """One number a scenario measured.
 
     `aim`: the series is meant to improve it, so that "same" reads "not better yet". `must`: the
-    value without which the run has failed. `noise`: the relative difference that means nothing.
+    value without which the run has failed; `most`: above it, it has. `noise`: the relative
+    difference that means nothing.
     """
 
     name: str
@@ -45,11 +46,14 @@ class Figure:
     better: Better = Better.INFO
     aim: bool = False
     must: float | None = None
+    most: float | None = None
     noise: float = COUNT_NOISE
 
     @property
     def holds(self) -> bool:
         """Whether the figure is what it must be."""
+        if self.most is not None and self.value is not None and self.value > self.most:
+            return False
         return self.must is None or self.value == self.must
 
 

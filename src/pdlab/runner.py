@@ -179,7 +179,7 @@ class Runner:
         start = time.monotonic()
         settings = scenario.settings
         model = self.model_of(settings)
-        stage = Stage(self.launcher, tree, settings, model, self.progress.say)
+        stage = Stage(self.launcher, tree, settings, model, self.model_of, self.progress.say)
         figures = median([scenario.conduct(stage, reference) for _ in range(self.rounds)])
         return ScenarioRun(scenario, tuple(figures), (), time.monotonic() - start)
 

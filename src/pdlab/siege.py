@@ -16,6 +16,8 @@ import aiohttp
 from rich.markup import escape
 
 from pdlab.attacks import Attack, Field, Rogue
+from pdlab.control import pools
+from pdlab.errors import LabError
 from pdlab.pair import Launcher, Pair, Server
 from pdlab.settings import Model, Role, Settings
 from pdlab.traffic import Outcome, Request, send
@@ -23,14 +25,20 @@ from pdlab.trees import Tree
 
 # As many good clients as two cores bear.
 CLIENTS = 32
-# Good clients alone, before an attack and after it; and while it lasts.
-CALM_S, ATTACK_S = 1.5, 3.0
+# Good clients alone and under attack take turns: what else slows the machine slows both.
+TURN_S, TURNS = 1.0, 4
+# Within a turn an attack begins again as soon as it is over, but not more often than this.
+AGAIN_S = 0.5
+# One that takes long to be over has fewer turns: none begins after so many seconds.
+TURNS_S = 20.0
 # A good request takes less than a second; what takes longer than this is not answered.
 GOOD_LIMIT_S = 15.0
-HEALTH_LIMIT_S = 5.0
+HEALTH_LIMIT_S, HEALTH_TRIES = 5.0, 3
 # What waits for a half that never comes is failed by then: the limits in the settings, a sweep of
 # the tables, and the 30 s for which decode keeps pages that prefill may still write to.
 SETTLE_S = 40.0
+# A pair that failed good clients is not waited for as long.
+LOST_S = 5.0
 LOOK_S = 0.25
 
 Reference = dict[tuple[tuple[int, ...], int], tuple[int, ...]]
@@ -52,32 +60,50 @@ class Phase:
         ]
 
 
-def latency_s(*phases: Phase) -> float | None:
+def latency_s(phase: Phase) -> float | None:
     """Median over the requests that were answered."""
-    known = [outcome.latency_s for phase in phases for _, outcome in phase.outcomes if outcome.ok]
+    known = [outcome.latency_s for _, outcome in phase.outcomes if outcome.ok]
     return statistics.median(known) if known else None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one attack did. Times are medians of good requests, without it and with it."""
+    """What one attack did.
+
+    `calm_s`, `attacked_s`: median latencies of good requests in turn, the calm ones first and last.
+    """
 
     attack: Attack
     errors: tuple[str, ...]
     asked: int
-    calm_s: float | None
-    under_attack_s: float | None
+    calm_s: tuple[float | None, ...]
+    attacked_s: tuple[float | None, ...]
     unanswered: int
     lost: tuple[str, ...]
     unhealthy: int
     left: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def ratios(self) -> list[float]:
+        """Latency under attack over the mean of what it was just before and just after."""
+        return [
+            2 * attacked / (before + after)
+            for before, attacked, after in zip(
+                self.calm_s, self.attacked_s, self.calm_s[1:], strict=False
+            )
+            if before and attacked and after
+        ]
+
+    @property
     def slower(self) -> float | None:
-        """Latency under attack over the latency without it."""
-        if not self.calm_s or self.under_attack_s is None:
-            return None
-        return self.under_attack_s / self.calm_s
+        """Median of the ratios; None when good clients were not answered twice."""
+        return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def unrest(self) -> list[float]:
+        """What two calm turns in a row differ by: their larger latency over the smaller, less 1."""
+        turns = zip(self.calm_s, self.calm_s[1:], strict=False)
+        return [max(a, b) / min(a, b) - 1 for a, b in turns if a and b]
 
     @property
     def harmed(self) -> int:
@@ -105,6 +131,7 @@ class Siege:
     tree: Tree
     settings: Settings
     model: Model
+    model_of: Callable[[Settings], Model]
     good: Sequence[Request]
     reference: Reference
     say: Callable[[str], None]
@@ -116,12 +143,18 @@ class Siege:
             with self.launcher.pair(self.tree, self.settings, self.model) as pair:
                 start = asyncio.run(state(*pair.servers[:2]))
                 for attack in attacks[len(verdicts) :]:
-                    with self._joined(pair, attack.rogue) as (rogue, port):
-                        verdicts.append(asyncio.run(self._one(pair, attack, rogue, port, start)))
+                    verdicts.append(self._verdict(pair, attack, start))
                     if wrong := verdicts[-1].wrong:
                         self.say(escape(f"{attack.name}: {wrong}"))
                         break
         return verdicts
+
+    def _verdict(self, pair: Pair, attack: Attack, start: dict[str, Any]) -> Verdict:
+        try:
+            with self._joined(pair, attack.rogue) as (rogue, port):
+                return asyncio.run(self._one(pair, attack, rogue, port, start))
+        except LabError as error:  # the rogue did not start, or ended
+            return Verdict(attack, (), 0, (), (), 0, (f"rogue ({error})",), 0)
 
     @contextmanager
     def _joined(self, pair: Pair, rogue: Rogue | None) -> Iterator[tuple[str, int]]:
@@ -130,13 +163,16 @@ class Siege:
             if rogue is None:
                 yield "", 0
                 return
-            model = self.model if rogue.drafts else replace(self.model, draft=None)
             settings = replace(
                 self.settings,
+                fixture=rogue.fixture or self.settings.fixture,
                 page_size=rogue.page_size or self.settings.page_size,
                 prefill_flags=rogue.flags if rogue.role is Role.PREFILL else (),
                 decode_flags=rogue.flags if rogue.role is Role.DECODE else (),
             )
+            model = self.model_of(settings)
+            if not rogue.drafts:
+                model = replace(model, draft=None)
             server, port = stack.enter_context(
                 self.launcher.joining(rogue.role, self.tree, settings, model)
             )
@@ -147,24 +183,34 @@ class Siege:
     ) -> Verdict:
         prefill, decode = pair.servers[:2]
         pool = self.settings.decode_kv_tokens
+        unanswered = 0
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             there = Field(pair.url, prefill.url, decode.url, bootstrap_port(prefill),
                           self.model.vocab, pool, session, rogue, port)  # fmt: skip
-            before = await self._good(session, pair, CALM_S)
-            acting = asyncio.ensure_future(attack.act(there))
-            under = await self._good(session, pair, ATTACK_S)
-            unanswered = await _unanswered(there, acting)
-            lost = tuple(s.process.name for s in pair.servers if s.process.poll() is not None)
+            warm = await self._good(session, pair, TURN_S)  # caches were flushed: not measured
+            calm = [await self._good(session, pair, TURN_S)]
+            attacked: list[Phase] = []
+            end = time.monotonic() + TURNS_S
+            while len(attacked) < TURNS and time.monotonic() < end:
+                acting = asyncio.ensure_future(_again(attack, there))
+                attacked.append(await self._good(session, pair, TURN_S))
+                harmed = bool(attacked[-1].harmed(self.reference))
+                unanswered += await _unanswered(there, acting, LOST_S if harmed else SETTLE_S)
+                if harmed or unanswered or _ended(pair):
+                    break
+                calm.append(await self._good(session, pair, TURN_S))
+                if calm[-1].harmed(self.reference):
+                    break
+            lost = tuple(_ended(pair))
             unhealthy = sum([not await _healthy(session, server) for server in pair.servers[:2]])
-            gone = lost or unhealthy
-            left = {} if gone else await left_of(start, *pair.servers[:2])
-            calm = [before] if gone else [before, await self._good(session, pair, CALM_S)]
+            left = {} if lost or unhealthy else await left_of(start, *pair.servers[:2])
+        phases = (warm, *calm, *attacked)
         return Verdict(
             attack,
-            tuple(error for phase in (under, *calm) for error in phase.harmed(self.reference)),
-            sum(len(phase.outcomes) for phase in (under, *calm)),
-            latency_s(*calm),
-            latency_s(under),
+            tuple(error for phase in phases for error in phase.harmed(self.reference)),
+            sum(len(phase.outcomes) for phase in phases),
+            tuple(map(latency_s, calm)),
+            tuple(map(latency_s, attacked)),
             unanswered,
             lost,
             unhealthy,
@@ -196,8 +242,9 @@ class Siege:
 async def state(*servers: Server) -> dict[str, Any]:
     """What must be as it was when nothing is under way any more, by server.
 
-    The queues and pools are empty when a server lets its cache be flushed; a server with the
-    series also counts its metadata rows and the rooms in its tables.
+    Requests by where they are, KV tokens that are locked or lost, what the scheduler found wrong
+    with its pools, and whether it lets its cache be flushed; a server with the series also counts
+    its metadata rows and the rooms in its tables.
     """
     found: dict[str, Any] = {}
     limit = aiohttp.ClientTimeout(total=HEALTH_LIMIT_S)
@@ -205,16 +252,16 @@ async def state(*servers: Server) -> dict[str, Any]:
         for server in servers:
             name = server.process.name
             try:
-                async with session.post(f"{server.url}/flush_cache") as reply:
-                    found[f"{name} idle"] = reply.status == 200
+                held = await asyncio.wait_for(pools(server), HEALTH_LIMIT_S)
+                found |= {f"{name} {what}": count for what, count in held.items()}
                 async with session.get(f"{server.url}/server_info") as reply:
                     [internal, *_] = (await reply.json())["internal_states"]
-            except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+                if "rooms" in internal:
+                    found[f"{name} rooms"] = internal["rooms"]
+                async with session.post(f"{server.url}/flush_cache") as reply:
+                    found[f"{name} idle"] = reply.status == 200
+            except (aiohttp.ClientError, asyncio.TimeoutError, LabError, ValueError) as error:
                 found[name] = type(error).__name__
-                continue
-            for what in ("metadata_slots", "rooms"):
-                if what in internal:
-                    found[f"{name} {what}"] = internal[what]
     return found
 
 
@@ -224,14 +271,31 @@ def bootstrap_port(prefill: Server) -> int:
     return int(words[words.index("--disaggregation-bootstrap-port") + 1])
 
 
-async def _unanswered(field: Field, acting: asyncio.Future[object]) -> int:
+async def _again(attack: Attack, field: Field) -> None:
+    """The attack, once, and again while its turn lasts."""
+    end = time.monotonic() + TURN_S
+    while True:
+        begun = time.monotonic()
+        await attack.act(field)
+        due = max(begun + AGAIN_S, time.monotonic())
+        if due >= end:
+            return
+        await asyncio.sleep(due - time.monotonic())
+
+
+async def _unanswered(field: Field, acting: asyncio.Future[None], limit_s: float) -> int:
     """How many of an attack's requests got no answer, once it had time to end."""
-    await asyncio.wait([acting], timeout=SETTLE_S)
+    await asyncio.wait([acting], timeout=limit_s)
     unanswered = sum(answer.status is None for answer in field.answers)
+    field.answers.clear()
     if acting.done() and not acting.exception():
         return unanswered
     acting.cancel()  # or it lost a server in the middle of what it did
     return unanswered + 1
+
+
+def _ended(pair: Pair) -> list[str]:
+    return [server.process.name for server in pair.servers if server.process.poll() is not None]
 
 
 async def left_of(start: dict[str, Any], *servers: Server) -> dict[str, Any]:
@@ -253,9 +317,13 @@ async def _limited(session: aiohttp.ClientSession, url: str, request: Request) -
 
 
 async def _healthy(session: aiohttp.ClientSession, server: Server) -> bool:
+    """Whether the server says so, asked a few times."""
     limit = aiohttp.ClientTimeout(total=HEALTH_LIMIT_S)
-    try:
-        async with session.get(f"{server.url}/health", timeout=limit) as reply:
-            return reply.status == 200
-    except (aiohttp.ClientError, asyncio.TimeoutError):
-        return False
+    for _ in range(HEALTH_TRIES):
+        try:
+            async with session.get(f"{server.url}/health", timeout=limit) as reply:
+                if reply.status == 200:
+                    return True
+        except (aiohttp.ClientError, asyncio.TimeoutError):
+            continue
+    return False

@@ -31,8 +31,8 @@ def verdict(attack: Attack = ATTACKS[0], **changes: object) -> Verdict:
     unharmed = {
         "errors": (),
         "asked": 10,
-        "calm_s": 0.5,
-        "under_attack_s": 0.6,
+        "calm_s": (0.5, 0.5, 0.5),
+        "attacked_s": (0.55, 0.55),
         "unanswered": 0,
         "lost": (),
         "unhealthy": 0,
@@ -46,9 +46,41 @@ def test_a_good_request_is_harmed_by_no_answer_and_by_another_s_tokens() -> None
     assert phase(RIGHT, WRONG, FAILED).harmed(REFERENCE) == ["another's tokens", "503: no"]
 
 
-def test_latency_is_that_of_answered_requests_over_all_phases() -> None:
-    assert latency_s(phase(RIGHT, FAILED), phase(RIGHT, WRONG)) == 0.5
+def test_latency_is_that_of_answered_requests() -> None:
+    assert latency_s(phase(RIGHT, FAILED)) == 0.5
     assert latency_s(phase(FAILED)) is None
+
+
+def test_an_attacked_turn_is_compared_with_the_calm_ones_beside_it() -> None:
+    drifting = verdict(calm_s=(0.2, 0.4, 0.8), attacked_s=(0.3, 0.6))
+    assert drifting.slower == pytest.approx(1.0)
+    assert drifting.unrest == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("change", [{"calm_s": (0.5,)}, {"calm_s": (), "attacked_s": ()}])
+def test_latency_is_not_known_before_good_clients_were_answered_twice(
+    change: dict[str, object],
+) -> None:
+    assert verdict(**change).slower is None
+    assert all(figure.holds for figure in hostile.figures([verdict(**change)]))
+
+
+def test_one_slow_turn_is_no_fault_and_slow_turns_are() -> None:
+    once = verdict(calm_s=(0.5,) * 4, attacked_s=(0.5, 0.5, 5.0))
+    assert all(figure.holds for figure in hostile.figures([once]))
+    mostly = verdict(calm_s=(0.5,) * 4, attacked_s=(0.7, 0.5, 0.7))
+    assert not all(figure.holds for figure in hostile.figures([mostly]))
+
+
+def test_slower_than_may_be_counts_beyond_what_calm_turns_differ_by() -> None:
+    unsteady = verdict(calm_s=(0.4, 0.6, 0.4), attacked_s=(0.7, 0.7))
+    assert unsteady.slower == pytest.approx(1.4)
+    assert all(figure.holds for figure in hostile.figures([unsteady]))
+
+
+def test_a_share_that_anybody_may_take_is_shown_and_not_judged() -> None:
+    hungry = next(attack for attack in ATTACKS if attack.takes_share)
+    assert all(figure.holds for figure in hostile.figures([verdict(hungry, attacked_s=(9.0, 9.0))]))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +108,7 @@ def test_an_attack_without_effect_holds_and_has_nothing_to_tell() -> None:
 def test_stock_and_patched_have_the_same_rows_whatever_became_of_them() -> None:
     sound = hostile.figures([verdict(attack) for attack in ATTACKS])
     gone = hostile.figures(
-        [verdict(attack, lost=("decode",), under_attack_s=None) for attack in ATTACKS]
+        [verdict(attack, lost=("decode",), attacked_s=(None,)) for attack in ATTACKS]
     )
     assert [figure.name for figure in sound] == [figure.name for figure in gone]
     assert len({figure.name for figure in sound}) == len(sound)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from pdlab.attacks import ATTACKS
@@ -15,6 +16,8 @@ from pdlab.traffic import Request, random_requests
 PROMPT, NEW_TOKENS, A_CLIENT = 40, 8, 4
 # Long enough for good requests that wait for memory, short enough to see what ends by it.
 LIMIT_S = "12"
+# What a hostile client may cost the others, beyond what the machine itself is not sure of.
+MOST_SLOWER = 1.2
 SETTINGS = Settings(
     decode_kv_tokens=2400,
     decode_reserved_tokens=64,
@@ -39,20 +42,28 @@ def conduct(stage: Stage, reference: Reference) -> list[Figure]:
     """All attacks on one tree, and what became of the good clients."""
     requests = good(stage.model.vocab)
     siege = Siege(
-        stage.launcher, stage.tree, stage.settings, stage.model, requests, reference, stage.say
+        stage.launcher,
+        stage.tree,
+        stage.settings,
+        stage.model,
+        stage.model_of,
+        requests,
+        reference,
+        stage.say,
     )
     return figures(siege.run(ATTACKS))
 
 
 def figures(verdicts: Sequence[Verdict]) -> list[Figure]:
     """Per attack the good requests harmed and their latency; then what became of the servers."""
+    # The half of the calm turns that agree best differ by no more than this.
+    unrest = [each for verdict in verdicts for each in verdict.unrest]
+    noise = statistics.median(unrest) if unrest else None
     rows: list[Figure] = []
     for verdict in verdicts:
         name = verdict.attack.name
         rows.append(Figure(f"{name}: harmed", float(verdict.harmed), "", Better.LOWER, must=0.0))
-        if not verdict.attack.takes_share:
-            slower = verdict.slower
-            rows.append(Figure(f"{name}: latency", slower, "x", Better.LOWER, noise=TIMING_NOISE))
+        rows.append(_latency(f"{name}: latency", verdict, noise or 0.0))
     asked = sum(verdict.asked for verdict in verdicts)
     ends = {
         "servers lost": sum(len(verdict.lost) for verdict in verdicts),
@@ -61,7 +72,15 @@ def figures(verdicts: Sequence[Verdict]) -> list[Figure]:
         "pairs that keep something": sum(bool(verdict.left) for verdict in verdicts),
     }
     rows += [Figure(name, float(n), "", Better.LOWER, must=0.0) for name, n in ends.items()]
+    rows.append(Figure("two calm turns differ by", noise, "%"))
     return [*rows, Figure("good requests under attack", float(asked))]
+
+
+def _latency(name: str, verdict: Verdict, noise: float) -> Figure:
+    if verdict.attack.takes_share:
+        return Figure(name, verdict.slower, "x")
+    most = MOST_SLOWER * (1 + noise)
+    return Figure(name, verdict.slower, "x", Better.LOWER, most=most, noise=TIMING_NOISE)
 
 
 SCENARIO = Scenario(

@@ -104,12 +104,13 @@ class Observation:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a scenario that starts its servers itself has for that."""
+    """What a scenario that starts its servers itself has for that; other models as well."""
 
     launcher: Launcher
     tree: Tree
     settings: Settings
     model: Model
+    model_of: Callable[[Settings], Model]
     say: Callable[[str], None]
 
 

@@ -48,6 +48,17 @@ def surviving(read: Callable[[], None]) -> Callable[[], None]:
     return reading
 
 
+def connect(sock: zmq.Socket[bytes], endpoint: str) -> None:
+    """Connect to a decode server; a socket that does not reach it is given up as one that lost it.
+
+    SGLang looks at its monitor before each message, and hears of lost connections alone. A socket
+    without a peer takes a thousand messages, and then keeps the thread for 30 s with each. The
+    monitor is made here: who is refused at once is refused before SGLang makes one.
+    """
+    sock.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)  # SGLang gets the same one
+    sock.connect(endpoint)
+
+
 class _Noted:
     """A worker's queue that remembers what was last taken out of it."""
 

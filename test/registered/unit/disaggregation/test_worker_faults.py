@@ -2,6 +2,7 @@
 """Whatever a peer sends, the threads that serve everybody go on and the others' requests finish."""
 
 import inspect
+import socket
 import threading
 import unittest
 from collections import defaultdict
@@ -237,6 +238,43 @@ class TestHandshake(unittest.TestCase):
         bad.kv_receiver.abort.assert_called_once_with()
         self.assertTrue(good.waiting_for_input)
         self.assertIsNone(good.req.finished_reason)
+
+
+class Sockets(conn.MooncakeKVManager):
+    """A real manager as far as it sends to decode."""
+
+    def __init__(self):
+        self._zmq_ctx, self._socket_lock = zmq.Context(), threading.Lock()
+        self._socket_cache, self._monitor_cache, self._socket_send_locks = {}, {}, {}
+        self.defer_decode_allocation = False
+
+
+class TestSockets(unittest.TestCase):
+    NEWS_MS = 5000
+
+    def setUp(self):
+        if "_monitor_cache" not in inspect.getsource(conn.CommonKVManager._connect):
+            self.skipTest("no socket is given up before 0.5.14")
+        self.manager = Sockets()
+        self.addCleanup(self.manager._zmq_ctx.destroy, linger=0)
+
+    def test_what_a_peer_that_is_gone_has_not_taken_holds_up_nobody(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # and nobody listens
+            address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+            first = self.manager._connect(address)
+            self.manager._monitor_cache[address].poll(self.NEWS_MS)
+            self.assertIsNot(self.manager._connect(address), first)
+            self.assertTrue(first.closed)
+
+    def test_a_peer_that_listens_keeps_its_socket(self):
+        peer = self.manager._zmq_ctx.socket(zmq.PULL)
+        address = f"tcp://127.0.0.1:{peer.bind_to_random_port('tcp://127.0.0.1')}"
+        first = self.manager._connect(address)
+        for said in (b"one", b"two"):
+            self.assertIs(self.manager._connect(address), first)
+            first.send(said)
+            self.assertEqual(peer.recv(), said)
 
 
 if __name__ == "__main__":
