@@ -398,5 +398,5 @@ ATTACKS = (
     Attack("H-11 clients that are gone", gone_clients, takes_share=True),
     Attack("H-11 half requests", half_requests),
     Attack("messages that mean nothing", odd_messages),
-    Attack("messages of a decode that is gone", dead_addresses),
+    Attack("messages of a decode that is gone", dead_addresses, takes_share=True),
 )
