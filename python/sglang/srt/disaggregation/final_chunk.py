@@ -159,8 +159,8 @@ def without_device_pages(send_kvcache: Method) -> Method:
     """
 
     @functools.wraps(send_kvcache)
-    def send(*args: Any, dst_device_kv_indices: Sequence[int] | None = None, **kwargs: Any) -> Any:
-        if dst_device_kv_indices is not None:
+    def send(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("dst_device_kv_indices", None) is not None:
             raise NotImplementedError("Ascend transfers no HiSparse KV: start decode without it.")
         return send_kvcache(*args, **kwargs)
 
@@ -186,7 +186,7 @@ def announces_empty(send_kvcache: Method) -> Method:
         **kwargs: Any,
     ) -> Any:
         if len(pages) == 0:
-            self.agent.send_notif(peer_name, notif.encode("ascii"))
+            self.agent.send_notif(peer_name, notif.encode())
             return None
         return send_kvcache(
             self, peer_name, pages, dst_ptrs, dst_pages, dst_gpu_id, notif, *args, **kwargs
@@ -220,8 +220,8 @@ def fails_transfer(send: Method) -> Method:
         except Exception:
             logger.exception(f"NIXL transfer of room {self.bootstrap_room} failed")
             self.failed = True
-            self.kv_mgr.transfer_infos.pop(self.bootstrap_room, None)
-            self.kv_mgr.request_status.pop(self.bootstrap_room, None)
+            for table in (self.kv_mgr.transfer_infos, self.kv_mgr.request_status):
+                table.pop(self.bootstrap_room, None)
             return KVPoll.Failed
 
     return guarded  # type: ignore[return-value]

@@ -137,8 +137,8 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
             _whole(name, value, *bounds)
     for name in FINITE:
         value = getattr(params, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"{name} must be a number, got {value!r}")
+        if not isinstance(value, float | int) or isinstance(value, bool):
+            raise ValueError(f"{name} has to be a number, got {value!r}")
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, got {value}")
     for token, bias in (params.logit_bias or {}).items():
@@ -153,7 +153,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
 
 
 def _whole(name: str, value: Any, lowest: int, highest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     if not lowest <= value <= highest:
         raise ValueError(f"{name} must be in [{lowest}, {highest}], got {value}")
