@@ -4,15 +4,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
+from fake_pair import TOKENS, FakePair, FakeServer
 
-from pdlab.attacks import ATTACKS, HOSTILE_LIMIT_S, Attack, Field
+from pdlab import siege
+from pdlab.attacks import ATTACKS, HOSTILE_LIMIT_S, Attack, Field, Rogue
+from pdlab.pair import Pair, Server
 from pdlab.ports import HOST
 from pdlab.scenarios import hostile
+from pdlab.settings import Model, Role, Settings
 from pdlab.siege import Phase, Verdict, latency_s
 from pdlab.traffic import Outcome, Request
 
@@ -152,3 +159,94 @@ def test_an_attack_ends_once_all_it_sent_is_answered(attack: Attack) -> None:
     there, asked = asyncio.run(_besieged(attack.act))
     assert asked
     assert all(answer.status is not None for answer in there.answers)
+
+
+class Stand:
+    """Starts fake pairs in the place of a launcher, and counts them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pairs: list[FakePair] = []
+        self.joined: list[tuple[Role, Settings]] = []
+
+    @contextmanager
+    def pair(self, *_: object) -> Iterator[Pair]:
+        self.pairs.append(FakePair(self.folder))
+        with self.pairs[-1].up() as up:
+            yield up
+
+    @contextmanager
+    def joining(
+        self, role: Role, tree: object, settings: Settings, model: Model
+    ) -> Iterator[tuple[Server, int]]:
+        self.joined.append((role, settings))
+        with FakeServer("rogue", self.folder).serving() as server:
+            yield server, 77
+
+
+def besiege(stand: Stand, *attacks: Attack) -> list[Verdict]:
+    """The verdicts on attacks on fake pairs."""
+    good = [replace(REQUEST, prompt=(number,)) for number in range(siege.CLIENTS)]
+    reference = {request.key: TOKENS for request in good}
+    model = Model(stand.folder, None, 512, 1024)
+    made = siege.Siege(stand, None, Settings(), model, good, reference, lambda _: None)  # type: ignore[arg-type]
+    return made.run(attacks)
+
+
+@pytest.fixture
+def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
+    for name in ("CALM_S", "ATTACK_S", "SETTLE_S", "LOOK_S"):
+        monkeypatch.setattr(siege, name, 0.1)
+    return Stand(tmp_path)
+
+
+async def harmless(there: Field) -> None:
+    """An attack that asks for nothing."""
+
+
+def test_a_pair_that_an_attack_does_not_harm_serves_the_next_one(stand: Stand) -> None:
+    one, other = besiege(stand, Attack("one", harmless), Attack("other", harmless))
+    assert one.wrong == other.wrong == ""
+    assert one.asked >= 3 * siege.CLIENTS and one.slower
+    assert len(stand.pairs) == 1
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda pair: setattr(pair.decode, "tokens", (9, 9)), "another's tokens"),
+        (lambda pair: setattr(pair.prefill, "health", 503), "1 servers do not say"),
+        (lambda pair: setattr(pair.decode.process, "code", 1), "ended: decode"),
+        (lambda pair: pair.decode.rows.update(free=3), "left: {'decode metadata_slots': "),
+    ],
+)
+def test_a_pair_that_was_harmed_is_replaced(
+    stand: Stand, harm: Callable[[FakePair], object], told: str
+) -> None:
+    async def act(there: Field) -> None:
+        harm(stand.pairs[-1])
+
+    harmed, after = besiege(stand, Attack("harms", act), Attack("after", harmless))
+    assert told in harmed.wrong and after.wrong == ""
+    assert len(stand.pairs) == 2
+
+
+def test_an_attack_that_does_not_end_is_an_unanswered_request(stand: Stand) -> None:
+    async def act(there: Field) -> None:
+        await asyncio.sleep(600)
+
+    (endless,) = besiege(stand, Attack("endless", act))
+    assert endless.unanswered == 1
+
+
+def test_a_rogue_is_up_beside_the_pair_as_it_was_described(stand: Stand) -> None:
+    seen = []
+
+    async def act(there: Field) -> None:
+        seen.append(there.rogue_port)
+
+    rogue = Rogue(Role.PREFILL, page_size=32)
+    (verdict,) = besiege(stand, Attack("other pages", act, rogue=rogue))
+    assert verdict.wrong == "" and seen == [77]
+    [(role, settings)] = stand.joined
+    assert (role, settings.page_size) == (Role.PREFILL, 32)
