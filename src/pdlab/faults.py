@@ -25,6 +25,8 @@ from pdlab.trees import Tree
 
 HALT_S, CUT_S = 4.0, 3.0
 IN_FLIGHT, IN_FLIGHT_LIMIT_S = 16, 30.0
+# A prefill that could not send takes up to two failed probes to try that decode server again.
+RECOVERY_LIMIT_S, RECOVERY_LOOK_S = 30.0, 0.5
 # Far longer than any limit that a server has in the scenario: who waits for this is stuck.
 ANSWER_LIMIT_S = 90.0
 
@@ -75,7 +77,7 @@ class Damage:
     `in_flight`: requests whose KV was on its way when it struck. `left`: what those servers keep,
     `complaints`: lines in their logs about a leak, `unwell`: those that do not say they are well.
     `afterwards`: what requests to the servers that are left, and to a new one in place of a lost
-    one, came to.
+    one, came to, `again_s` seconds after the first try.
     """
 
     fault: Fault
@@ -86,6 +88,7 @@ class Damage:
     complaints: int = 0
     unwell: int = 0
     afterwards: Sequence[tuple[Request, Outcome]] = ()
+    again_s: float = 0.0
 
     def wrong(self, reference: Reference) -> int:
         """Requests that ended as if all were well, with another's tokens."""
@@ -137,11 +140,12 @@ class Ordeal:
         with self.launcher.pair(self.tree, self.settings, self.model) as pair:
             damage = asyncio.run(self._struck(pair, fault))
             with self._mended(pair, fault) as url:
-                after = asyncio.run(send_all(url, self.calm, limit_s=ANSWER_LIMIT_S))
+                after, again_s = asyncio.run(self._afterwards(url))
         told = Counter(_about(outcome.error or "") for outcome in damage.failed)
         for text, times in told.items():
             self.say(escape(f"{fault.name}: {times} x {text}"))
-        return replace(damage, afterwards=tuple(zip(self.calm, after, strict=True)))
+        served = tuple(zip(self.calm, after, strict=True))
+        return replace(damage, afterwards=served, again_s=again_s)
 
     async def _struck(self, pair: Pair, fault: Fault) -> Damage:
         """Strike while a burst is under way, and wait for what comes of all of it."""
@@ -163,6 +167,16 @@ class Ordeal:
             sum(_complaints(server) for server in survivors),
             sum(not probe.ok for probe in probes),
         )
+
+    async def _afterwards(self, url: str) -> tuple[list[Outcome], float]:
+        """What the calm requests come to, once they are served or it takes too long; and when."""
+        start = time.monotonic()
+        while True:
+            seconds = time.monotonic() - start
+            outcomes = await send_all(url, self.calm, limit_s=ANSWER_LIMIT_S)
+            if all(outcome.ok for outcome in outcomes) or seconds > RECOVERY_LIMIT_S:
+                return outcomes, seconds
+            await asyncio.sleep(RECOVERY_LOOK_S)
 
     @contextmanager
     def _mended(self, pair: Pair, fault: Fault) -> Iterator[str]:

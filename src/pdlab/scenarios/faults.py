@@ -66,6 +66,7 @@ def figures(damages: Sequence[Damage], reference: Reference) -> list[Figure]:
             Figure(f"{name}: requests in flight", float(damage.in_flight)),
             Figure(f"{name}: failed", float(len(damage.failed))),
             Figure(f"{name}: slowest to know", damage.slowest_s, "s"),
+            Figure(f"{name}: serves again after", damage.again_s, "s"),
         ]
         none = {
             "wrong tokens": damage.wrong(reference),
