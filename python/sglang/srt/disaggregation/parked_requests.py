@@ -13,7 +13,7 @@ import functools
 import operator
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,18 +65,19 @@ class Watch:
     entries: list[Any] = field(default_factory=list)
     polls: list[int] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)  # in `entries`, by room
-    astir: list[tuple[Any, int]] = field(default_factory=list)
+    agreed: list[int] = field(default_factory=list)
+    astir: list[int] = field(default_factory=list)  # places: thousands of pairs would be collected
     next_full_look: float = 0.0
 
-    def look(self, queue: list[Any]) -> list[tuple[Any, int]]:
+    def look(self, queue: list[Any]) -> Iterator[tuple[Any, int]]:
         """The requests of `queue` that are not waiting for their peer, in order, and their status.
 
         The same on all ranks: what each rank knows by itself goes through the vote.
         """
         if self._ask(queue) or self.groups:
-            agreed = zip(queue, _smallest(self.polls, self.groups), strict=True)
-            self.astir = [(entry, poll) for entry, poll in agreed if poll not in self.quiet]
-        return self.astir
+            self.agreed = _smallest(self.polls, self.groups)
+            self.astir = [at for at, poll in enumerate(self.agreed) if poll not in self.quiet]
+        return ((queue[at], self.agreed[at]) for at in self.astir)
 
     def forget(self) -> None:
         """Ask everybody the next time."""
@@ -97,8 +98,9 @@ class Watch:
         for room in {self.journal.popleft() for _ in range(len(self.journal))}:
             place = self.places.get(room)
             if place is not None:
-                self.polls[place] = int(self.poller(queue[place]).poll())
-                news = True
+                poll = int(self.poller(queue[place]).poll())
+                news |= poll != self.polls[place]
+                self.polls[place] = poll
         return news
 
     def _take_over(self, queue: list[Any], known: dict[int, int]) -> None:
@@ -237,7 +239,7 @@ def ready_to_prefill(pop_bootstrapped: Method) -> Method:
 
 
 def _first(
-    limit: int, astir: list[tuple[Any, int]], exempt: Callable[[Any], bool] = lambda _: False
+    limit: int, astir: Iterator[tuple[Any, int]], exempt: Callable[[Any], bool] = lambda _: False
 ) -> list[Any]:
     """All of `astir` but those that are ready and come after the first `limit` of them."""
     shown = []

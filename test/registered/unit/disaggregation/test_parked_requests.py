@@ -260,10 +260,19 @@ class TestRanks(Decode):
             watch.look(queue)
             mine[2] = KVPoll.WaitingForInput
             watch.journal.append(2)
-            self.assertEqual(watch.look(queue), [])
+            self.assertEqual(list(watch.look(queue)), [])
             other[2] = int(KVPoll.WaitingForInput)
-            self.assertEqual(watch.look(queue), [(queue[1], int(KVPoll.WaitingForInput))])
+            self.assertEqual(list(watch.look(queue)), [(queue[1], int(KVPoll.WaitingForInput))])
         self.assertEqual(asked, [1, 2, 3, 4, 2])
+
+    def test_a_status_that_is_told_again_is_no_news(self):
+        entry = SimpleNamespace(bootstrap_room=1, poll=lambda: KVPoll.WaitingForInput)
+        watch = parked_requests.Watch(lambda entry: entry, parked_requests.HANDSHAKE, [])
+        first = list(watch.look([entry]))
+        watch.journal.append(1)
+        with mock.patch.object(parked_requests, "_smallest") as vote:
+            self.assertEqual(list(watch.look([entry])), first)
+        vote.assert_not_called()
 
 
 class TestSameDecisions(Decode):
