@@ -37,7 +37,9 @@ HEALTH_LIMIT_S, HEALTH_TRIES = 5.0, 3
 # What waits for a half that never comes is failed by then: the limits in the settings, a sweep of
 # the tables, and the 30 s for which decode keeps pages that prefill may still write to.
 SETTLE_S = 40.0
-# A pair that failed good clients is not waited for as long.
+# Longest for all attacks on one tree; stock servers, which hang and end, would take half an hour.
+SIEGE_S = 540.0
+# A pair that failed its clients is not waited for as long.
 LOST_S = 5.0
 LOOK_S = 0.25
 
@@ -82,6 +84,11 @@ class Verdict:
     lost: tuple[str, ...]
     unhealthy: int
     left: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def not_made(cls, attack: Attack) -> Verdict:
+        """On an attack that was not made."""
+        return cls(attack, (), 0, (), (), 0, (), 0)
 
     @property
     def ratios(self) -> list[float]:
@@ -137,15 +144,20 @@ class Siege:
     say: Callable[[str], None]
 
     def run(self, attacks: Sequence[Attack]) -> list[Verdict]:
-        """The verdict on each attack, in order."""
+        """The verdict on each attack, in order; what there was no time for was not made."""
         verdicts: list[Verdict] = []
+        end = time.monotonic() + SIEGE_S
         while len(verdicts) < len(attacks):
+            if time.monotonic() > end:
+                self.say("no time is left for the other attacks")
+                return [*verdicts, *map(Verdict.not_made, attacks[len(verdicts) :])]
             with self.launcher.pair(self.tree, self.settings, self.model) as pair:
                 start = asyncio.run(state(*pair.servers[:2]))
                 for attack in attacks[len(verdicts) :]:
                     verdicts.append(self._verdict(pair, attack, start))
                     if wrong := verdicts[-1].wrong:
                         self.say(escape(f"{attack.name}: {wrong}"))
+                    if wrong or time.monotonic() > end:
                         break
         return verdicts
 
@@ -154,7 +166,7 @@ class Siege:
             with self._joined(pair, attack.rogue) as (rogue, port):
                 return asyncio.run(self._one(pair, attack, rogue, port, start))
         except LabError as error:  # the rogue did not start, or ended
-            return Verdict(attack, (), 0, (), (), 0, (f"rogue ({error})",), 0)
+            return replace(Verdict.not_made(attack), lost=(f"a server of the attack ({error})",))
 
     @contextmanager
     def _joined(self, pair: Pair, rogue: Rogue | None) -> Iterator[tuple[str, int]]:
@@ -190,6 +202,7 @@ class Siege:
             warm = await self._good(session, pair, TURN_S)  # caches were flushed: not measured
             calm = [await self._good(session, pair, TURN_S)]
             attacked: list[Phase] = []
+            harmed = False
             end = time.monotonic() + TURNS_S
             while len(attacked) < TURNS and time.monotonic() < end:
                 acting = asyncio.ensure_future(_again(attack, there))
@@ -202,8 +215,11 @@ class Siege:
                 if calm[-1].harmed(self.reference):
                     break
             lost = tuple(_ended(pair))
-            unhealthy = sum([not await _healthy(session, server) for server in pair.servers[:2]])
-            left = {} if lost or unhealthy else await left_of(start, *pair.servers[:2])
+            well = [_healthy(session, server) for server in pair.servers[:2]]
+            unhealthy = sum(not each for each in await asyncio.gather(*well))
+            limit_s = LOST_S if harmed or unanswered else SETTLE_S
+            gone = lost or unhealthy
+            left = {} if gone else await left_of(start, *pair.servers[:2], limit_s=limit_s)
         phases = (warm, *calm, *attacked)
         return Verdict(
             attack,
@@ -298,9 +314,11 @@ def _ended(pair: Pair) -> list[str]:
     return [server.process.name for server in pair.servers if server.process.poll() is not None]
 
 
-async def left_of(start: dict[str, Any], *servers: Server) -> dict[str, Any]:
+async def left_of(
+    start: dict[str, Any], *servers: Server, limit_s: float = SETTLE_S
+) -> dict[str, Any]:
     """What differs from the state at the start once the servers had time to settle."""
-    limit = time.monotonic() + SETTLE_S
+    limit = time.monotonic() + limit_s
     while True:
         now = await state(*servers)
         left = {name: value for name, value in now.items() if value != start.get(name)}

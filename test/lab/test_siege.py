@@ -121,6 +121,13 @@ def test_stock_and_patched_have_the_same_rows_whatever_became_of_them() -> None:
     assert len({figure.name for figure in sound}) == len(sound)
 
 
+def test_an_attack_that_was_not_made_proves_nothing() -> None:
+    rows = hostile.figures([Verdict.not_made(attack) for attack in ATTACKS])
+    harmed = [figure for figure in rows if figure.name.endswith("harmed")]
+    assert len(harmed) == len(ATTACKS)
+    assert not any(figure.holds for figure in harmed)
+
+
 def test_every_good_client_has_requests_of_its_own() -> None:
     requests = hostile.good(512)
     assert len({request.prompt for request in requests}) == len(requests)

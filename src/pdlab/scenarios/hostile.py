@@ -62,7 +62,8 @@ def figures(verdicts: Sequence[Verdict]) -> list[Figure]:
     rows: list[Figure] = []
     for verdict in verdicts:
         name = verdict.attack.name
-        rows.append(Figure(f"{name}: harmed", float(verdict.harmed), "", Better.LOWER, must=0.0))
+        harmed = float(verdict.harmed) if verdict.asked else None
+        rows.append(Figure(f"{name}: harmed", harmed, "", Better.LOWER, must=0.0))
         rows.append(_latency(f"{name}: latency", verdict, noise or 0.0))
     asked = sum(verdict.asked for verdict in verdicts)
     ends = {
