@@ -26,7 +26,7 @@ from pdlab.trees import Tree
 # As many good clients as two cores bear.
 CLIENTS = 32
 # Good clients alone and under attack take turns: what else slows the machine slows both.
-TURN_S, TURNS = 1.0, 4
+TURN_S, TURNS = 1.0, 3
 # Within a turn an attack begins again as soon as it is over, but not more often than this.
 AGAIN_S = 0.5
 # One that takes long to be over has fewer turns: none begins after so many seconds.
@@ -154,9 +154,13 @@ class Siege:
             with self.launcher.pair(self.tree, self.settings, self.model) as pair:
                 start = asyncio.run(state(*pair.servers[:2]))
                 for attack in attacks[len(verdicts) :]:
+                    begun = time.monotonic()
                     verdicts.append(self._verdict(pair, attack, start))
-                    if wrong := verdicts[-1].wrong:
-                        self.say(escape(f"{attack.name}: {wrong}"))
+                    wrong = verdicts[-1].wrong
+                    took = f"[dim]{time.monotonic() - begun:.0f} s[/]"
+                    self.say(
+                        f"{escape(f'{attack.name}: {wrong}' if wrong else attack.name)}  {took}"
+                    )
                     if wrong or time.monotonic() > end:
                         break
         return verdicts
