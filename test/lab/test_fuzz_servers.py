@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import aiohttp
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from leftovers import MARK, marked
 
 from pdlab import trees
-from pdlab.attacks import FEW_TOKENS, ODD_FRAMES, Field
+from pdlab.attacks import FEW_TOKENS, ODD_FRAMES, Answer, Field
 from pdlab.pair import Launcher, Pair
 from pdlab.ports import HOST
 from pdlab.progress import Progress
@@ -56,8 +56,9 @@ junk = st.recursive(
     max_leaves=6,
 )
 prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60)
-# How long a request is served is not what this is about: a large number of tokens is left out.
-lengths = st.integers(-2, FEW_TOKENS) | words | st.none() | st.floats(max_value=8)
+# How long a request is served is not what this is about: a large number of tokens is left out, and
+# so is null, which is as many as the context has.
+lengths = st.integers(-2, FEW_TOKENS) | words | st.floats(max_value=8)
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "stop_regex"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"),
@@ -130,18 +131,23 @@ class Fuzzed:
         socket.close()
 
     async def send(self, wanted: list[dict[str, Any]], posts: list[tuple[str, Any]]) -> list[str]:
-        """All at once; those that were not answered."""
+        """All at once; those that were not answered, and why."""
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
             there = Field(self.pair.url, self.prefill.url, self.decode.url, self.port, VOCAB, 0,
                           session)  # fmt: skip
             tasks = [self._one(there, each) for each in wanted]
             bootstrap = f"http://{HOST}:{self.port}"
-            tasks += [there.post(bootstrap, body, path) for path, body in posts]
-            await asyncio.wait_for(asyncio.gather(*tasks), ANSWER_LIMIT_S)
-        return [answer.text for answer in there.answers if answer.status is None]
+            tasks += [_alone(there.post(bootstrap, body, path)) for path, body in posts]
+            answers = await asyncio.wait_for(asyncio.gather(*tasks), ANSWER_LIMIT_S)
+        return [
+            f"{answer.text}: {sent}"
+            for sent, given in zip([*wanted, *posts], answers, strict=True)
+            for answer in given
+            if answer.status is None
+        ]
 
-    async def _one(self, there: Field, each: dict[str, Any]) -> None:
+    async def _one(self, there: Field, each: dict[str, Any]) -> list[Answer]:
         self.bodies += 1
         body = each["body"]
         if isinstance(body, dict) and each["place"] != "front":
@@ -153,10 +159,9 @@ class Fuzzed:
             }
         if each["place"] == "both":
             halves = [there.post(s.url, body, each["path"]) for s in (self.prefill, self.decode)]
-            await asyncio.gather(*halves)
-            return
+            return list(await asyncio.gather(*halves))
         url = {"front": self.pair.url, "prefill": self.prefill.url, "decode": self.decode.url}
-        await there.post(url[each["place"]], body, each["path"])
+        return [await there.post(url[each["place"]], body, each["path"])]
 
     def is_well(self) -> None:
         """Everybody lives, and good requests are answered right."""
@@ -164,6 +169,10 @@ class Fuzzed:
         outcomes = asyncio.run(send_all(self.pair.url, GOOD, limit_s=ANSWER_LIMIT_S))
         assert [outcome.error for outcome in outcomes] == [None] * len(GOOD)
         assert [each.tokens for each in outcomes] == [each.tokens for each in self.right]
+
+
+async def _alone(answer: Coroutine[Any, Any, Answer]) -> list[Answer]:
+    return [await answer]
 
 
 @pytest.fixture(scope="module")
