@@ -89,6 +89,18 @@ def test_the_readme_names_the_releases_of_a_patch(name: str) -> None:
     assert ("all" in said) == (first is None and last is None and "upstream" not in said)
 
 
+def test_operators_are_told_every_switch_of_the_series() -> None:
+    upstream = {
+        "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT",
+        "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
+        "SGLANG_USE_CPU_ENGINE",
+    }
+    modules = "".join(file.read_text() for file in (ROOT / "python").rglob("*.py"))
+    switches = set(re.findall(r"\bSGLANG_[A-Z_]+\b", modules)) - upstream
+    page = (ROOT / "docs" / "operators.md").read_text()
+    assert {switch for switch in switches if f"| `{switch}` |" not in page} == set()
+
+
 def releases_of(patch: Patch) -> set[str]:
     return {name for name, release in SERIES.releases.items() if release.version in patch.releases}
 
