@@ -73,6 +73,7 @@ PARTS: dict[str, Callable[[], int]] = {
 
 def report(parts: set[str]) -> bool:
     """Print what was run of each file; whether the places of `parts` have what is promised."""
+    (DATA / "all").unlink(missing_ok=True)
     files = [str(file) for file in DATA.glob("*.*")]
     whole = coverage.Coverage(data_file=str(DATA / "all"), config_file=str(ROOT / "pyproject.toml"))
     whole.combine(files, strict=True, keep=True)

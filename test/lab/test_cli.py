@@ -171,9 +171,9 @@ def test_a_port_in_use(lab: Lab) -> None:
 
 @pytest.mark.parametrize("how", [(), ("--cold",)], ids=["warm", "cold"])
 def test_a_server_that_never_gets_ready(lab: Lab, how: tuple[str, ...]) -> None:
-    code, _, errors = lab("up", "--timeout", "4", *how, decode="hangs")
+    code, _, errors = lab("up", "--timeout", "10", *how, decode="hangs")
     assert code == 1
-    assert "pdlab: decode was not ready after 4 s (--timeout gives more)" in errors
+    assert "pdlab: decode was not ready after 10 s (--timeout gives more)" in errors
     assert "fake decode server, told: hangs" in errors
 
 
