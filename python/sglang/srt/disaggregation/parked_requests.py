@@ -67,6 +67,7 @@ class Watch:
     places: dict[int, int] = field(default_factory=dict)  # in `entries`, by room
     agreed: list[int] = field(default_factory=list)
     astir: list[int] = field(default_factory=list)  # places: thousands of pairs would be collected
+    unready: int = 0  # of those that are astir
     next_full_look: float = 0.0
 
     def look(self, queue: list[Any]) -> Iterator[tuple[Any, int]]:
@@ -77,6 +78,7 @@ class Watch:
         if self._ask(queue) or self.groups:
             self.agreed = _smallest(self.polls, self.groups)
             self.astir = [at for at, poll in enumerate(self.agreed) if poll not in self.quiet]
+            self.unready = sum(self.agreed[at] != READY for at in self.astir)
         return ((queue[at], self.agreed[at]) for at in self.astir)
 
     def forget(self) -> None:
@@ -193,7 +195,7 @@ def ready_to_allocate(pop_preallocated: Method) -> Method:
             queue.req_to_token_pool.available_size(),
             queue.req_to_metadata_buffer_idx_allocator.available_size(),
         )
-        return _with_only(queue, _first(rows + 1, watch.look(queue.queue)), step)
+        return _with_only(queue, _first(rows + 1, watch, queue.queue), step)
 
     return popped  # type: ignore[return-value]
 
@@ -233,21 +235,27 @@ def ready_to_prefill(pop_bootstrapped: Method) -> Method:
         if watch is None:
             return step()
         rows = queue.req_to_metadata_buffer_idx_allocator.available_size()
-        return _with_only(queue, _first(rows + 1, watch.look(queue.queue), _has_row), step)
+        return _with_only(queue, _first(rows + 1, watch, queue.queue, _has_row), step)
 
     return popped  # type: ignore[return-value]
 
 
 def _first(
-    limit: int, astir: Iterator[tuple[Any, int]], exempt: Callable[[Any], bool] = lambda _: False
+    limit: int, watch: Watch, queue: list[Any], exempt: Callable[[Any], bool] | None = None
 ) -> list[Any]:
-    """All of `astir` but those that are ready and come after the first `limit` of them."""
+    """All that are astir but those that are ready and come after the first `limit` of them."""
     shown = []
+    astir, unready = watch.look(queue), watch.unready
     for entry, poll in astir:
-        if poll == READY and not exempt(entry):
-            if limit <= 0:
+        if poll != READY:
+            unready -= 1
+        elif exempt is None or not exempt(entry):
+            if limit > 0:
+                limit -= 1
+            elif exempt is None and not unready:
+                break  # all that follow are ready as well
+            else:
                 continue
-            limit -= 1
         shown.append(entry)
     return shown
 
