@@ -91,7 +91,7 @@ BENCH = Bench(
     [{"page": page} for page in PAGES],
     ceiling,
     turns=360,
-    pairs=3,
+    pairs=4,
     environment=HEAP,
 )
 

@@ -50,7 +50,10 @@ def host_pool_works(supported: bool) -> bool:
 
 
 def pins_host_memory(wanted: bool) -> bool:
-    """Whether the buffer of a host pool is registered with CUDA: where the pool serves a GPU."""
+    """Whether the memory of a host pool is pinned: where the pool serves a GPU.
+
+    That goes for its buffer and for the pages that are read from storage.
+    """
     return wanted and not on_cpu()
 
 

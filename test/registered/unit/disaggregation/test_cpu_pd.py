@@ -200,6 +200,12 @@ class TestHostPool(unittest.TestCase):
             torch.testing.assert_close(was, buffer[back], rtol=0, atol=0)
             self.assertTrue(buffer[:20].isnan().all(), "other rows were written")
 
+    def test_a_page_from_storage_needs_no_cuda(self):
+        host = self.host_pool()
+        self.assertFalse(host.pin_memory)
+        page = host.get_dummy_flat_data_page()
+        self.assertEqual(2 * self.LAYERS * self.PAGE * 2 * 4, page.numel())
+
     def test_memory_is_registered_where_there_is_a_gpu(self):
         registered = []
         asked = mock.patch.object(
