@@ -368,7 +368,7 @@ OTHER_KV = {
     for role in (Role.PREFILL, Role.DECODE)
 }
 ATTACKS = (
-    Attack("H-0 prompt that nearly fills the pool", long_prompt),
+    Attack("H-0 prompt that nearly fills the pool", long_prompt, takes_share=True),
     Attack("H-1 silent prefill", silent_prefill),
     Attack("H-1 lying prefill", lying_prefill),
     Attack("H-2 n above 1", samples),
