@@ -28,13 +28,14 @@ RIGHT = Outcome(tokens=(7, 8), latency_s=0.5, status=200)
 WRONG = Outcome(tokens=(7, 9), latency_s=0.1, status=200)
 FAILED = Outcome(error="503: no", latency_s=9.0)
 REFERENCE = {REQUEST.key: RIGHT.tokens}
+JUDGED = next(attack for attack in ATTACKS if not attack.takes_share)
 
 
 def phase(*outcomes: Outcome) -> Phase:
     return Phase(tuple((REQUEST, outcome) for outcome in outcomes), 1.0)
 
 
-def verdict(attack: Attack = ATTACKS[0], **changes: object) -> Verdict:
+def verdict(attack: Attack = JUDGED, **changes: object) -> Verdict:
     unharmed = {
         "errors": (),
         "asked": 10,
