@@ -10,6 +10,7 @@ from pdlab.settings import Settings
 from pdlab.traffic import Request, random_requests
 
 IDLE_S = 6.0
+RUNNING = 16  # as in `health`
 # Some 85 requests of 40 tokens, or half as many of 120, fit the KV pool of decode.
 KV_TOKENS, RESERVED_TOKENS = 4096, 8
 CHUNK = 64
@@ -24,7 +25,7 @@ def waves(vocab: int) -> list[Wave]:
         Wave("20 at once", script=states.at_once),
         Wave("prealloc", requests(31, 64, 120, 16), script=states.waiting_for_prefill),
         Wave("transfer", requests(32, 24, 120, 16), script=states.waiting_for_prefill),
-        Wave("retracted", requests(33, 48, 40, 200), script=states.retracting),
+        Wave("retracted", requests(33, 48, 40, 400), script=states.retracting),
         Wave("chunked", requests(34, 8, 1900, 4), script=states.chunking),
         Wave("paused", requests(35, 16, 40, 100), script=states.paused),
         Wave("weights", script=states.weights_updated),
@@ -64,6 +65,7 @@ SCENARIO = Scenario(
         decode_kv_tokens=KV_TOKENS,
         decode_reserved_tokens=RESERVED_TOKENS,
         prefill_flags=("--chunked-prefill-size", str(CHUNK)),
+        decode_flags=("--max-running-requests", str(RUNNING)),
     ),
     waves,
     figures,
