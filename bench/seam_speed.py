@@ -75,7 +75,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         source = str(checkout(scratch / "checkout"))
-        repositories = {"": frame.ROOT, f", {FEW} patches": of_few(scratch / "few")}
+        repositories = {"": Series.load().root, f", {FEW} patches": of_few(scratch / "few")}
         for (about, root), (verb, words) in itertools.product(
             repositories.items(),
             {
