@@ -16,6 +16,8 @@ from fake_pair import TOKENS, FakePair, FakeServer
 
 from pdlab import siege
 from pdlab.attacks import ATTACKS, HOSTILE_LIMIT_S, Attack, Field, Rogue
+from pdlab.figures import Verdict as Beside
+from pdlab.figures import verdict as compared
 from pdlab.pair import Pair, Server
 from pdlab.ports import HOST
 from pdlab.scenarios import hostile
@@ -123,10 +125,12 @@ def test_stock_and_patched_have_the_same_rows_whatever_became_of_them() -> None:
 
 
 def test_an_attack_that_was_not_made_proves_nothing() -> None:
-    rows = hostile.figures([Verdict.not_made(attack) for attack in ATTACKS])
-    harmed = [figure for figure in rows if figure.name.endswith("harmed")]
-    assert len(harmed) == len(ATTACKS)
-    assert not any(figure.holds for figure in harmed)
+    rows = hostile.figures([verdict(), Verdict.not_made(ATTACKS[-1])])
+    assert [figure.name for figure in rows if not figure.holds] == ["attacks that were not made"]
+    made = hostile.figures([verdict(), verdict(ATTACKS[-1])])
+    unmade = next(figure for figure in rows if figure.name == f"{ATTACKS[-1].name}: harmed")
+    other = next(figure for figure in made if figure.name == unmade.name)
+    assert compared(unmade, other) is compared(other, unmade) is Beside.NONE
 
 
 def test_every_good_client_has_requests_of_its_own() -> None:

@@ -62,11 +62,12 @@ def figures(verdicts: Sequence[Verdict]) -> list[Figure]:
     rows: list[Figure] = []
     for verdict in verdicts:
         name = verdict.attack.name
-        harmed = float(verdict.harmed) if verdict.asked else None
-        rows.append(Figure(f"{name}: harmed", harmed, "", Better.LOWER, must=0.0))
+        harmed, must = (float(verdict.harmed), 0.0) if verdict.asked else (None, None)
+        rows.append(Figure(f"{name}: harmed", harmed, "", Better.LOWER, must=must))
         rows.append(_latency(f"{name}: latency", verdict, noise or 0.0))
     asked = sum(verdict.asked for verdict in verdicts)
     ends = {
+        "attacks that were not made": sum(not verdict.asked for verdict in verdicts),
         "servers lost": sum(len(verdict.lost) for verdict in verdicts),
         "servers that do not say they are well": sum(verdict.unhealthy for verdict in verdicts),
         "hostile requests without an answer": sum(verdict.unanswered for verdict in verdicts),
