@@ -10,7 +10,7 @@ code in memory are worth. So every turn builds its prompts anew, and there are s
 
 from __future__ import annotations
 
-import random
+from random import Random
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -30,7 +30,7 @@ class Side:
     """Prompts of all lengths, in pages of one size."""
 
     def __init__(self, page: int) -> None:
-        self.page, self.draw = page, random.Random(page)  # both trees draw the same places
+        self.page, self.draw = page, Random(page)  # both trees draw the same places
         self.patched = find_spec("sglang.srt.mem_cache.page_contract") is not None
 
     def turn(self) -> dict[str, float]:

@@ -338,9 +338,8 @@ def _taken(method: Callable[..., Any], where: dict[str, Any]) -> dict[str, Any]:
 def _as_row(state: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
     """``state`` in the layout of one row of ``rows``: its width, dtype and device; else zeros."""
     row = rows.new_zeros(rows.shape[1])
-    if state is not None:
-        flat = state.reshape(-1).to(device=rows.device, dtype=rows.dtype)
-        row[: len(flat)] = flat
+    known = row[:0] if state is None else state.reshape(-1)
+    row[: len(known)] = known.to(device=rows.device, dtype=rows.dtype)
     return row
 
 

@@ -234,7 +234,7 @@ def host_copies(*pools):
                 buffer[slots] = values
         return mock.MagicMock()
 
-    controller = mock.MagicMock(
+    copies = mock.MagicMock(
         _move_write_operation=move,
         _move_op_indices=move,
         _l2_transfers=lambda host, device, pools: device,
@@ -243,9 +243,9 @@ def host_copies(*pools):
         _resolve_pool_transfers_allocation=lambda *_, **__: None,
         _resolve_device_transfers=lambda *_, **__: None,
     )
-    controller.l2_transfer_engine.submit_device_to_host = keep
-    controller.l2_transfer_engine.submit_host_to_device = bring_back
-    return controller
+    copies.l2_transfer_engine.submit_device_to_host = keep
+    copies.l2_transfer_engine.submit_host_to_device = bring_back
+    return copies
 
 
 @unittest.skipUnless(HOST_POOL, "backups in a host pool from 0.5.18 on")
