@@ -44,7 +44,7 @@ def whole(manager_class: Manager) -> Manager:
 
 def _lock_of(manager: BaseKVManager) -> threading.Lock:
     known = vars(manager)
-    lock: threading.Lock | None = known.get("room_status_lock")
-    if lock is None:
-        lock = known.setdefault("room_status_lock", threading.Lock())  # one step for all threads
-    return lock
+    if "room_status_lock" not in known:
+        known.setdefault("room_status_lock", threading.Lock())  # one step for all threads
+    own: threading.Lock = known["room_status_lock"]
+    return own

@@ -48,15 +48,15 @@ def surviving(read: Callable[[], None]) -> Callable[[], None]:
     return reading
 
 
-def connect(sock: zmq.Socket[bytes], endpoint: str) -> None:
+def connect(peer: zmq.Socket[bytes], address: str) -> None:
     """Connect to a decode server; a socket that does not reach it is given up as one that lost it.
 
     SGLang looks at its monitor before each message, and hears of lost connections alone. A socket
     without a peer takes a thousand messages, and then keeps the thread for 30 s with each. The
     monitor is made here: who is refused at once is refused before SGLang makes one.
     """
-    sock.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)  # SGLang gets the same one
-    sock.connect(endpoint)
+    peer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)  # SGLang gets the same one
+    peer.connect(address)
 
 
 class _Noted:

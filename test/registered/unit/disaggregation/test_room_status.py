@@ -25,9 +25,9 @@ class Interrupted(dict):
 
     def lose_turn(self):
         while self.others:
-            thread = threading.Thread(target=self.others.pop(), daemon=True)
-            thread.start()
-            thread.join(LONG_S)
+            other = threading.Thread(target=self.others.pop(), daemon=True)
+            other.start()
+            other.join(LONG_S)
 
     def get(self, *asked):
         found = super().get(*asked)
@@ -99,11 +99,11 @@ class TestRoomStatus(unittest.TestCase):
         heard = []
 
         def tell(_room):
-            thread = threading.Thread(
+            other = threading.Thread(
                 target=manager.update_status, args=(OTHER, KVPoll.Bootstrapping), daemon=True
             )
-            thread.start()
-            thread.join(LONG_S)
+            other.start()
+            other.join(LONG_S)
             heard.append(dict(manager.request_status))
 
         manager.deferred_bootstrap = SimpleNamespace(fail=tell)
