@@ -10,9 +10,9 @@ code in memory are worth. So every turn builds its prompts anew, and there are s
 
 from __future__ import annotations
 
-from random import Random
 import sys
 from importlib.util import find_spec
+from random import Random
 from typing import Any
 
 from frame import Bench, Case, least_microseconds, run
