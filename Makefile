@@ -53,9 +53,9 @@ bench: tree  ## every side-by-side figure, kept in bench/results
 	@$(PY) bench/all.py --tree build/$(RELEASE)
 
 soak: tree  ## an hour: a million steps of the slot pool, mixed traffic, faults, 2000 bodies of any kind
-	@METADATA_SLOTS_STEPS=1000000 $(PY) tools/registered.py run $(RELEASE) metadata-slots
+	@PYTEST_TIMEOUT=3600 METADATA_SLOTS_STEPS=1000000 $(PY) tools/registered.py run $(RELEASE) metadata-slots
 	@$(PDLAB) run soak faults --tree build/$(RELEASE)
-	@PDLAB_FUZZ_BODIES=2000 $(PYTEST) test/lab/test_fuzz_servers.py
+	@PYTEST_TIMEOUT=3600 PDLAB_FUZZ_BODIES=2000 $(PYTEST) test/lab/test_fuzz_servers.py
 
 matrix: setup  ## README.md's releases and patches, anew
 	@$(PY) tools/matrix.py
