@@ -23,7 +23,7 @@ TOP_FUNCTION = re.compile(rb"(?:async +)?def ")
 LEAVES = {0: re.compile(rb"^[^\s#]", re.MULTILINE), 4: re.compile(rb"^ {0,4}[^\s#]", re.MULTILINE)}
 """By the indent of a function: a line of code that is not in its body."""
 DOCSTRING = re.compile(rb"\s*[rRuU]?(?P<quotes>\"\"\"|''')")
-UNSURE = re.compile(rb"\"\"\"|'''|\\\r?\n|^ *[\t\f]", re.MULTILINE)
+UNSURE = (b'"""', b"'''", b"\\\n", b"\\\r", b"\t", b"\f")
 """What may make the indent of a line mean nothing."""
 WORTH = 120
 """Bytes of a body below which leaving it out gains nothing."""
@@ -139,7 +139,9 @@ def _extent(raw: bytes, start: int, indent: int) -> tuple[int, int, int] | None:
     code = _behind_docstring(raw, body)
     left = leaves.search(raw, code)
     stop = left.start() if left else len(raw)
-    if stop - body < WORTH or UNSURE.search(raw, start, body) or UNSURE.search(raw, code, stop):
+    if stop - body < WORTH or any(
+        raw.find(mark, *part) >= 0 for mark in UNSURE for part in ((start, body), (code, stop))
+    ):
         return None
     end = _end_of_code(raw, code, stop)
     return None if end is None else (body, end, stop)

@@ -24,6 +24,8 @@ Tree = TypeVar("Tree", bound=ast.AST)
 
 NEWLINE = re.compile(rb"\r\n|\r|\n")
 SUITES = frozenset({"body", "orelse", "finalbody"})
+LEAVES = frozenset({ast.Name, ast.Constant, ast.Load, ast.Store})
+"""Most nodes are of these, and nobody looks for what is below them."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -328,4 +330,5 @@ def walk(root: ast.AST) -> Iterator[ast.AST]:
         node = stack.pop()
         if not isinstance(node, ast.JoinedStr):
             yield node
-            stack += [*ast.iter_child_nodes(node)][::-1]
+            if type(node) not in LEAVES:
+                stack += [*ast.iter_child_nodes(node)][::-1]
