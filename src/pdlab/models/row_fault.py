@@ -23,8 +23,8 @@ def install(fault: str) -> None:
     numbers = itertools.count(1)
     hand_over = metadata_slots.hand_over
 
-    def spoiled(req: Any, *rest: Any) -> None:
-        hand_over(req, *rest)
+    def spoiled(req: Any, spec_algorithm: Any) -> None:
+        hand_over(req, spec_algorithm)
         if next(numbers) % int(every or 1) == 0:
             slot = req.metadata_slot
             getattr(slot.pool.buffers, field)[slot.index].view(torch.uint8)[0] ^= 1
