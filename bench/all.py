@@ -16,14 +16,15 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# What is measured, and what it is called above its table; together some 20 minutes.
+# What is measured, and what it is called above its table; together half an hour.
 BENCHES = {
     "metadata_slots": "Commit and prebuilt builder of a decode server",
     "queue_pass": "A scheduler pass over a long queue",
     "retraction_backup": "Backup and restore of a retracted request",
     "page_contract": "Matching a prompt for a new round",
     "handoff_digest": "Signing and checking a metadata row",
-    "handoff_digest_servers": "A burst with digests off, on for 1 % of the rows, and on for all",
+    "handoff_digest_servers": "A pair with digests off, and on for 1 % of the rows",
+    "health_probe_servers": "A pair that is asked for its health ten times a second",
     "seam_speed": "seam itself",
     "servers": "Real servers",
 }

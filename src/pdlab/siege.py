@@ -26,11 +26,11 @@ from pdlab.trees import Tree
 # As many good clients as two cores bear.
 CLIENTS = 32
 # Good clients alone and under attack take turns: what else slows the machine slows both.
-TURN_S, TURNS = 1.0, 3
+TURN_S, TURNS = 1.0, 5
 # Within a turn an attack begins again as soon as it is over, but not more often than this.
 AGAIN_S = 0.5
 # One that takes long to be over has fewer turns: none begins after so many seconds.
-TURNS_S = 20.0
+TURNS_S = 30.0
 # A good request takes less than a second; what takes longer than this is not answered.
 GOOD_LIMIT_S = 15.0
 HEALTH_LIMIT_S, HEALTH_TRIES = 5.0, 3

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def bench(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of `bench/` are importable, as they are for each other."""
     monkeypatch.syspath_prepend(ROOT / "bench")
-    for name in ("frame", "servers"):
+    for name in ("frame", "servers", "windows"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -83,3 +83,37 @@ def test_rounds_on_servers_give_medians_and_leave_out_what_one_could_not_take(be
     equal, throughput = servers.rows([measured(4.0, 1.0), measured(2.0, None), measured(9.0, 1.0)])
     assert (equal["figure"], equal["stock"], equal["patched"]) == ("tokens equal", 100, 100)
     assert (throughput["stock"], throughput["patched"]) == (4.0, 9.0)
+
+
+def test_a_window_is_compared_with_the_two_beside_it(bench: None) -> None:
+    import windows
+
+    # The machine slows down by half meanwhile; "on" costs a tenth, but for one window.
+    speeds = [100.0 - step for step in range(51)]
+    costs = {step: 0.9 if step % 2 else 1.0 for step in range(51)} | {25: 0.1}
+    found = [
+        windows.Window("on" if step % 2 else "off", speed * costs[step], {"digests": 0.001})
+        for step, speed in enumerate(speeds)
+    ]
+    off, on = windows.rows(found)
+    assert (off["setting"], on["setting"]) == ("off", "on")
+    assert off["ratio"] == pytest.approx(1.0)
+    assert on["ratio"] == pytest.approx(0.9)
+    assert on["interval"] == (pytest.approx(0.9), pytest.approx(0.9))
+    assert on["spent"] == {"digests": pytest.approx(0.001 / windows.WINDOW_S)}
+    head, *lines = windows.table([off, on], {"more": ["1", "2"]}).splitlines()
+    assert head.split() == ["tok/s", "of", "off", "95", "%", "interval", "more"]
+    assert [line.split()[0] for line in lines] == ["off", "on"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(0.992, 1.01, "is shown"), (0.98, 1.01, "is not resolved"), (0.9, 0.98, "is refuted")],
+)
+def test_a_promise_is_shown_refuted_or_not_resolved(
+    bench: None, low: float, high: float, said: str
+) -> None:
+    import windows
+
+    told = windows.verdict({"setting": "on", "interval": (low, high)}, 0.01)
+    assert told == f"on: throughput within 1% {said} (95 %: {low:.4f} to {high:.4f})"

@@ -8,62 +8,64 @@ both ends share FILE, in the servers' TMPDIR, with whoever measures. Nothing hap
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pdlab.models.board import Board
+
 SWITCH = "PDLAB_DIGEST_SWITCH"
 PER_CENT, SIGNING_NS, CHECKING_NS = range(3)
-"""Words of the file: share of the requests that is checked, 0 for digests off; nanoseconds of
-processor time that prefill has spent on signing, and decode on checking."""
+"""Words of the file: share of the requests that is checked; nanoseconds of processor time that
+prefill has spent on signing, and decode on checking."""
 WORDS = 3
-
-
-class Board:
-    """The shared file; made by whoever comes first."""
-
-    def __init__(self, path: Path) -> None:
-        file = os.open(path, os.O_RDWR | os.O_CREAT)
-        os.ftruncate(file, 8 * WORDS)
-        self.words = memoryview(mmap.mmap(file, 8 * WORDS)).cast("q")
-        os.close(file)
+OFF, ABSENT = 0, -1
+"""Instead of a share: digests off, and hooks skipped as if the series did not have them."""
 
 
 def install(name: str) -> None:
-    """Obey the switch, which may be turned while both ends are at rest, and time what it turns."""
+    """Obey the switch at every step of a request, and time what it turns on."""
     from sglang.srt.disaggregation import handoff_digest
+    from sglang.srt.disaggregation.utils import MetadataBuffers
 
     known = handoff_digest.of
 
     @functools.cache  # in the process that serves, not in the one that it is copied from
-    def board() -> Board:
-        return Board(Path(os.environ["TMPDIR"], name))
+    def words() -> memoryview[int]:
+        return Board(Path(os.environ["TMPDIR"], name), WORDS).words
 
     def switched(buffers: Any) -> Any:
-        share = board().words[PER_CENT]
-        digests = known(buffers) if share else None
+        share = words()[PER_CENT]
+        digests = known(buffers) if share != OFF else None
         if digests is not None:
             digests._threshold = share * 2**32 // 100
         return digests
 
+    def skipped(call: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (instead if words()[PER_CENT] == ABSENT else call)(*args)
+
     def timed(word: int, call: Callable[..., Any]) -> Callable[..., Any]:
         def spent(*args: Any) -> Any:
+            if words()[PER_CENT] == OFF:
+                return call(*args)
             start = time.thread_time_ns()
             try:
                 return call(*args)
             finally:
-                board().words[word] += time.thread_time_ns() - start
+                words()[word] += time.thread_time_ns() - start
 
         return spent
 
     handoff_digest.of = switched
     sign = timed(SIGNING_NS, handoff_digest.Digests.sign)
     handoff_digest.Digests.sign = sign  # type: ignore[method-assign]
+    fill = MetadataBuffers.set_buf
+    MetadataBuffers.set_buf = skipped(fill, fill.__wrapped__)
     for step in ("commit", "consume"):
-        setattr(handoff_digest, step, timed(CHECKING_NS, getattr(handoff_digest, step)))
+        call = timed(CHECKING_NS, getattr(handoff_digest, step))
+        setattr(handoff_digest, step, skipped(call, lambda *_: None))
 
 
 if file := os.environ.get(SWITCH):

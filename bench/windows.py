@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a running pair in turns of a tenth of a second each, under steady traffic.
+
+A machine that others use as well changes its speed by a third from second to second, but seldom
+from one tenth to the next: short windows tell a per cent apart where whole bursts do not. Every
+other window is in the base setting, and the one between is compared with the two beside it. The
+decode scheduler counts its tokens and says when (`pdlab.models.tally`); a window's throughput is
+what it counted from pass to pass.
+
+More clients than decode runs at a time keep it full, and it has a processor to itself, as it has
+everywhere but in a lab: else what any other process does there would count as its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from pdlab import trees
+from pdlab.control import schedulers
+from pdlab.figures import interval
+from pdlab.models import tally
+from pdlab.models.board import Board
+from pdlab.pair import Launcher, Pair
+from pdlab.process import group
+from pdlab.progress import Progress
+from pdlab.runner import Runner
+from pdlab.scenarios import burst
+from pdlab.settings import Device
+from pdlab.traffic import Request, send
+
+START_LIMIT_S = 300.0
+TALLY_FILE = "tally"
+WINDOW_S, GUARD_S = 0.1, 0.01
+"""A window, and how long after its turn it begins."""
+WARM_S = 5.0
+AT_A_TIME = 24
+LENGTHS = range(60, 141)
+"""New tokens of a request; of equal length they would all end, and begin, together."""
+
+Turn = Callable[[], None]
+"""Takes a pair into a setting, from one moment to the next."""
+Meter = Callable[[], float]
+"""Seconds spent on something so far."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens a second, and seconds spent in the window by meter."""
+
+    setting: str
+    throughput: float
+    spent: dict[str, float]
+
+
+@dataclass
+class Steady:
+    """A pair that clients keep busy, each with one request after the other."""
+
+    pair: Pair
+    requests: Sequence[Request]
+
+    def __post_init__(self) -> None:
+        self._tally = self.board(TALLY_FILE, tally.WORDS)
+
+    def board(self, name: str, words: int) -> memoryview[int]:
+        """The words of a file that the servers share with this process."""
+        temporary = self.pair.decode.process.command.environment["TMPDIR"]
+        return Board(Path(temporary, name), words).words
+
+    async def windows(
+        self, settings: Mapping[str, Turn], rounds: int, meters: Mapping[str, Meter]
+    ) -> list[Window]:
+        """Windows, the first, the last and every other in the first setting.
+
+        Each round has one in each of the others, in an order drawn anew.
+        """
+        base, *others = settings
+        draw = random.Random(1)
+        turns = [name for _ in range(rounds) for name in draw.sample(others, len(others))]
+        found = []
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            clients = [asyncio.create_task(self._client(session, one)) for one in self.requests]
+            await asyncio.sleep(WARM_S)
+            for name in (base, *(each for turn in turns for each in (turn, base))):
+                settings[name]()
+                await asyncio.sleep(GUARD_S)
+                found.append(await self._window(name, meters))
+            for client in clients:
+                client.cancel()
+            await asyncio.wait(clients)
+        return found
+
+    async def _client(self, session: aiohttp.ClientSession, request: Request) -> None:
+        while True:
+            outcome = await send(session, self.pair.url, request)
+            if not outcome.ok:
+                sys.exit(f"a request failed: {outcome.error}")
+
+    async def _window(self, setting: str, meters: Mapping[str, Meter]) -> Window:
+        before, (tokens, at) = {name: meter() for name, meter in meters.items()}, self._count()
+        await asyncio.sleep(WINDOW_S)
+        more, then = self._count()
+        spent = {name: meter() - before[name] for name, meter in meters.items()}
+        if then == at:
+            sys.exit(f"decode generated nothing in {WINDOW_S:g} s")
+        return Window(setting, 1e9 * (more - tokens) / (then - at), spent)
+
+    def _count(self) -> tuple[int, int]:
+        """Tokens so far, and the time in nanoseconds at which the last were."""
+        return self._tally[tally.TOKENS], self._tally[tally.AT_NS]
+
+
+@contextmanager
+def steady(tree: Path, switches: Mapping[str, str]) -> Iterator[Steady]:
+    """The pair of a built tree, with `switches` in its environment."""
+    settings = replace(
+        burst.SCENARIO.settings,
+        prefill_flags=("--sleep-on-idle",),
+        decode_flags=("--sleep-on-idle", "--max-running-requests", str(AT_A_TIME)),
+    )
+    draw = random.Random(1)
+    with (
+        tempfile.TemporaryDirectory(prefix="pdlab-logs-") as logs,
+        Launcher(
+            Device.CPU, START_LIMIT_S, Path(logs), more={tally.SWITCH: TALLY_FILE, **switches}
+        ) as launcher,
+    ):
+        model = Runner(launcher, Progress(), tree.parent / "fixtures").model_of(settings)
+        [wave] = burst.SCENARIO.waves(model.vocab)
+        with launcher.pair(trees.existing(tree, trees.PATCHED), settings, model) as pair:
+            _give_own_core(schedulers(pair.decode), pair)
+            yield Steady(
+                pair, [replace(one, new_tokens=draw.choice(LENGTHS)) for one in wave.requests]
+            )
+
+
+def processor_time(pids: Sequence[int]) -> Meter:
+    """Processor time of some processes."""
+    processes = [psutil.Process(pid) for pid in pids]
+    return lambda: sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def _give_own_core(pids: Sequence[int], pair: Pair) -> None:
+    """The last processor for `pids` alone; the rest of the pair and this process keep off it."""
+    *rest, own = sorted(os.sched_getaffinity(0))
+    if not rest:
+        sys.exit("two processors are needed: one for the decode scheduler, one for all others")
+    for pid in (os.getpid(), *(pid for one in pair.servers for pid in group(one.process.pid))):
+        for thread in psutil.Process(pid).threads():
+            os.sched_setaffinity(thread.id, {own} if pid in pids else rest)
+
+
+def rows(found: Sequence[Window]) -> list[dict[str, Any]]:
+    """By setting: throughput, its ratio to the mean of the two base windows beside it with a 95 %
+    interval, and by meter the seconds spent in a second.
+
+    A base window is compared with the base windows next to it: what this machine can tell apart.
+    """
+    base, *others = dict.fromkeys(window.setting for window in found)
+    made = []
+    for name in (base, *others):
+        there = [place for place, window in enumerate(found) if window.setting == name]
+        away = 2 if name == base else 1
+        ratios = [
+            2 * found[place].throughput
+            / (found[place - away].throughput + found[place + away].throughput)
+            for place in there
+            if away <= place < len(found) - away
+        ]  # fmt: skip
+        made.append(
+            {
+                "setting": name,
+                "throughput": statistics.median(found[place].throughput for place in there),
+                "ratio": statistics.median(ratios),
+                "interval": interval(ratios),
+                "spent": {
+                    meter: statistics.mean(found[place].spent[meter] for place in there) / WINDOW_S
+                    for meter in found[0].spent
+                },
+            }
+        )
+    return made
+
+
+def table(made: Sequence[Mapping[str, Any]], more: Mapping[str, Sequence[str]]) -> str:
+    """The rows for a reader, with `more` columns."""
+    columns = {
+        "": [row["setting"] for row in made],
+        "tok/s": [f"{row['throughput']:,.0f}" for row in made],
+        f"of {made[0]['setting']}": [f"{row['ratio']:.4f}" for row in made],
+        "95 % interval": ["{:.4f} {:.4f}".format(*row["interval"]) for row in made],
+        **more,
+    }
+    lines = zip(*([head, *cells] for head, cells in columns.items()), strict=True)
+    widths = [max(map(len, (head, *cells))) for head, cells in columns.items()]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def verdict(row: Mapping[str, Any], most: float) -> str:
+    """Whether the setting of `row` costs at most `most` of the throughput, for a reader."""
+    low, high = row["interval"]
+    said = "is shown" if low >= 1 - most else "is refuted" if high < 1 - most else "is not resolved"
+    return f"{row['setting']}: throughput within {most:.0%} {said} (95 %: {low:.4f} to {high:.4f})"
