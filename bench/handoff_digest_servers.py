@@ -10,7 +10,6 @@ the share of each scheduler's processor time that is spent in the digests themse
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import frame
 import windows
 
 from pdlab.control import schedulers
@@ -61,24 +59,14 @@ def rows(found: Sequence[windows.Window]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--patched", type=Path, help="python folder of a built tree", required=True)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    given = parser.parse_args()
+    given = windows.arguments(__doc__ or "", ROUNDS)
     found = rows(measure(given.patched.resolve().parent, given.rounds))
     shares = {
         f"digests, of {end}": [f"{100 * row['shares'][end]:.4f} %" for row in found] for end in ENDS
     }
-    print(windows.table(found, shares), end="\n\n")
-    frame.write(given.json, found, rounds=given.rounds, window_s=windows.WINDOW_S)
-    refuted = False
-    for row in found:
-        most = PROMISED.get(row["setting"])
-        if most is not None:
-            print(windows.verdict(row, most))
-            refuted |= row["interval"][1] < 1 - most or max(row["shares"].values()) > most
-    return int(refuted)
+    kept = windows.report(given, found, shares, PROMISED)
+    counted = [max(row["shares"].values()) <= PROMISED.get(row["setting"], 1.0) for row in found]
+    return int(not (kept and all(counted)))
 
 
 if __name__ == "__main__":

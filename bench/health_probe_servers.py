@@ -9,16 +9,13 @@ times. Each probe costs the same, so that fifty a second show five times as clea
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import aiohttp
-import frame
 import windows
 
 from pdlab.control import schedulers
@@ -73,25 +70,15 @@ async def measure(steady: windows.Steady, rounds: int) -> list[windows.Window]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--patched", type=Path, help="python folder of a built tree", required=True)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    given = parser.parse_args()
+    given = windows.arguments(__doc__ or "", ROUNDS)
     with windows.steady(given.patched.resolve().parent, {}) as steady:
         found = windows.rows(asyncio.run(measure(steady, given.rounds)))
     spent = {
         f"{meter}, ms/s": [f"{1000 * row['spent'][meter]:.1f}" for row in found]
         for meter in found[0]["spent"]
     }
-    print(windows.table(found, spent), end="\n\n")
-    frame.write(given.json, found, rounds=given.rounds, window_s=windows.WINDOW_S)
-    refuted = False
-    for row in found[1:]:
-        most = PROMISED * PROBES[row["setting"]]
-        print(windows.verdict(row, most))
-        refuted |= row["interval"][1] < 1 - most
-    return int(refuted)
+    promised = {name: PROMISED * count for name, count in PROBES.items() if count}
+    return int(not windows.report(given, found, spent, promised))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ everywhere but in a lab: else what any other process does there would count as i
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import random
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import frame
 import psutil
 
 from pdlab import trees
@@ -214,6 +216,36 @@ def table(made: Sequence[Mapping[str, Any]], more: Mapping[str, Sequence[str]]) 
         )
         for line in lines
     )
+
+
+def arguments(about: str, rounds: int) -> argparse.Namespace:
+    """The command line of a file that measures in windows, `rounds` by default."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--patched", type=Path, help="python folder of a built tree", required=True)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser.parse_args()
+
+
+def report(
+    given: argparse.Namespace,
+    made: Sequence[Mapping[str, Any]],
+    more: Mapping[str, Sequence[str]],
+    promised: Mapping[str, float],
+) -> bool:
+    """Print and keep the rows; whether none of them refutes what is promised.
+
+    `promised`: by setting, the most that it may cost of throughput.
+    """
+    print(table(made, more), end="\n\n")
+    frame.write(given.json, made, rounds=given.rounds, window_s=WINDOW_S)
+    kept = True
+    for row in made:
+        most = promised.get(row["setting"])
+        if most is not None:
+            print(verdict(row, most))
+            kept &= row["interval"][1] >= 1 - most
+    return kept
 
 
 def verdict(row: Mapping[str, Any], most: float) -> str:
