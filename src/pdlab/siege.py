@@ -37,8 +37,8 @@ HEALTH_LIMIT_S, HEALTH_TRIES = 5.0, 3
 # What waits for a half that never comes is failed by then: the limits in the settings, a sweep of
 # the tables, and the 30 s for which decode keeps pages that prefill may still write to.
 SETTLE_S = 40.0
-# Longest for all attacks on one tree; stock servers, which hang and end, would take half an hour.
-SIEGE_S = 540.0
+# Longest for all attacks on one tree; stock servers, which hang and end, take that long.
+SIEGE_S = 720.0
 # A pair that failed its clients is not waited for as long.
 LOST_S = 5.0
 LOOK_S = 0.25
