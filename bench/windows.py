@@ -20,6 +20,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ import psutil
 
 from pdlab import trees
 from pdlab.control import schedulers
+from pdlab.errors import LabError
 from pdlab.figures import interval
 from pdlab.models import tally
 from pdlab.models.board import Board
@@ -48,6 +50,7 @@ TALLY_FILE = "tally"
 WINDOW_S, GUARD_S = 0.1, 0.01
 """A window, and how long after its turn it begins."""
 WARM_S = 5.0
+STUCK_S = 60.0
 AT_A_TIME = 24
 LENGTHS = range(60, 141)
 """New tokens of a request; of equal length they would all end, and begin, together."""
@@ -60,7 +63,7 @@ Meter = Callable[[], float]
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens a second, and seconds spent in the window by meter."""
+    """Tokens a second, and seconds spent in a second by meter."""
 
     setting: str
     throughput: float
@@ -95,30 +98,37 @@ class Steady:
         found = []
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
-            clients = [asyncio.create_task(self._client(session, one)) for one in self.requests]
-            await asyncio.sleep(WARM_S)
-            for name in (base, *(each for turn in turns for each in (turn, base))):
-                settings[name]()
-                await asyncio.sleep(GUARD_S)
-                found.append(await self._window(name, meters))
-            for client in clients:
-                client.cancel()
-            await asyncio.wait(clients)
+            clients = asyncio.gather(*(self._client(session, one) for one in self.requests))
+            try:
+                await asyncio.sleep(WARM_S)
+                for name in (base, *(each for turn in turns for each in (turn, base))):
+                    settings[name]()
+                    await asyncio.sleep(GUARD_S)
+                    found.append(await self._window(name, meters))
+                    if clients.done():
+                        clients.result()
+            finally:
+                clients.cancel()
+                await asyncio.wait([clients])
         return found
 
     async def _client(self, session: aiohttp.ClientSession, request: Request) -> None:
         while True:
             outcome = await send(session, self.pair.url, request)
             if not outcome.ok:
-                sys.exit(f"a request failed: {outcome.error}")
+                raise LabError(f"a request failed: {outcome.error}")
 
     async def _window(self, setting: str, meters: Mapping[str, Meter]) -> Window:
-        before, (tokens, at) = {name: meter() for name, meter in meters.items()}, self._count()
-        await asyncio.sleep(WINDOW_S)
-        more, then = self._count()
-        spent = {name: meter() - before[name] for name, meter in meters.items()}
-        if then == at:
-            sys.exit(f"decode generated nothing in {WINDOW_S:g} s")
+        start, (tokens, at) = time.monotonic(), self._count()
+        before = {name: meter() for name, meter in meters.items()}
+        then = at
+        while then == at:  # once, unless the machine is so busy that no pass has ended
+            if time.monotonic() > start + STUCK_S:
+                raise LabError(f"decode generated nothing in {STUCK_S:g} s")
+            await asyncio.sleep(WINDOW_S)
+            more, then = self._count()
+        seconds = time.monotonic() - start
+        spent = {name: (meter() - before[name]) / seconds for name, meter in meters.items()}
         return Window(setting, 1e9 * (more - tokens) / (then - at), spent)
 
     def _count(self) -> tuple[int, int]:
@@ -128,26 +138,27 @@ class Steady:
 
 @contextmanager
 def steady(tree: Path, switches: Mapping[str, str]) -> Iterator[Steady]:
-    """The pair of a built tree, with `switches` in its environment."""
+    """The pair of a built tree, with `switches` in its environment; what goes wrong ends all."""
+    more = {tally.SWITCH: TALLY_FILE, **switches}
     settings = replace(
         burst.SCENARIO.settings,
         prefill_flags=("--sleep-on-idle",),
         decode_flags=("--sleep-on-idle", "--max-running-requests", str(AT_A_TIME)),
     )
     draw = random.Random(1)
-    with (
-        tempfile.TemporaryDirectory(prefix="pdlab-logs-") as logs,
-        Launcher(
-            Device.CPU, START_LIMIT_S, Path(logs), more={tally.SWITCH: TALLY_FILE, **switches}
-        ) as launcher,
-    ):
-        model = Runner(launcher, Progress(), tree.parent / "fixtures").model_of(settings)
-        [wave] = burst.SCENARIO.waves(model.vocab)
-        with launcher.pair(trees.existing(tree, trees.PATCHED), settings, model) as pair:
-            _give_own_core(schedulers(pair.decode), pair)
-            yield Steady(
-                pair, [replace(one, new_tokens=draw.choice(LENGTHS)) for one in wave.requests]
-            )
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="pdlab-logs-") as logs,
+            Launcher(Device.CPU, START_LIMIT_S, Path(logs), more=more) as launcher,
+        ):
+            model = Runner(launcher, Progress(), tree.parent / "fixtures").model_of(settings)
+            [wave] = burst.SCENARIO.waves(model.vocab)
+            requests = [replace(one, new_tokens=draw.choice(LENGTHS)) for one in wave.requests]
+            with launcher.pair(trees.existing(tree, trees.PATCHED), settings, model) as pair:
+                _give_own_core(schedulers(pair.decode), pair)
+                yield Steady(pair, requests)
+    except LabError as error:
+        sys.exit(f"{error}")
 
 
 def processor_time(pids: Sequence[int]) -> Meter:
@@ -190,7 +201,7 @@ def rows(found: Sequence[Window]) -> list[dict[str, Any]]:
                 "ratio": statistics.median(ratios),
                 "interval": interval(ratios),
                 "spent": {
-                    meter: statistics.mean(found[place].spent[meter] for place in there) / WINDOW_S
+                    meter: statistics.mean(found[place].spent[meter] for place in there)
                     for meter in found[0].spent
                 },
             }
