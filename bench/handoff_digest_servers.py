@@ -10,11 +10,11 @@ the share of each scheduler's processor time that is spent in the digests themse
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import windows
@@ -32,10 +32,10 @@ PROMISED = {"off": 0.01, "1 %": 0.01}
 ENDS = {"prefill": SIGNING_NS, "decode": CHECKING_NS}
 
 
-def measure(tree: Path, rounds: int) -> list[windows.Window]:
+def measure(given: argparse.Namespace) -> list[windows.Window]:
     """The windows in all settings."""
     switches = {"SGLANG_HANDOFF_DIGEST": "count", digest_switch.SWITCH: SWITCH_FILE}
-    with windows.steady(tree, switches) as steady:
+    with windows.steady(given.patched.resolve().parent, switches) as steady:
         words = steady.board(SWITCH_FILE, digest_switch.WORDS)
         meters: dict[str, windows.Meter] = {}
         for server in (steady.pair.prefill, steady.pair.decode):
@@ -43,7 +43,7 @@ def measure(tree: Path, rounds: int) -> list[windows.Window]:
             meters[end] = windows.processor_time(schedulers(server))
             meters[f"{end}, digests"] = partial(_seconds, words, ENDS[end])
         turns = {name: partial(words.__setitem__, PER_CENT, to) for name, to in SETTINGS.items()}
-        return asyncio.run(steady.windows(turns, rounds, meters))
+        return asyncio.run(steady.windows(turns, meters, given))
 
 
 def _seconds(words: memoryview[int], of: int) -> float:
@@ -60,7 +60,7 @@ def rows(found: Sequence[windows.Window]) -> list[dict[str, Any]]:
 
 def main() -> int:
     given = windows.arguments(__doc__ or "", ROUNDS)
-    found = rows(measure(given.patched.resolve().parent, given.rounds))
+    found = rows(measure(given))
     shares = {
         f"digests, of {end}": [f"{100 * row['shares'][end]:.4f} %" for row in found] for end in ENDS
     }

@@ -48,7 +48,7 @@ from pdlab.traffic import Request, send
 START_LIMIT_S = 300.0
 TALLY_FILE = "tally"
 WINDOW_S, GUARD_S = 0.1, 0.01
-"""A window, and how long after its turn it begins."""
+"""A window unless `--window` says otherwise, and how long after its turn it begins."""
 WARM_S = 5.0
 STUCK_S = 60.0
 AT_A_TIME = 24
@@ -86,7 +86,10 @@ class Steady:
         return Board(Path(temporary, name), words).words
 
     async def windows(
-        self, settings: Mapping[str, Turn], rounds: int, meters: Mapping[str, Meter]
+        self,
+        settings: Mapping[str, Turn],
+        meters: Mapping[str, Meter],
+        given: argparse.Namespace,
     ) -> list[Window]:
         """Windows, the first, the last and every other in the first setting.
 
@@ -94,7 +97,7 @@ class Steady:
         """
         base, *others = settings
         draw = random.Random(1)
-        turns = [name for _ in range(rounds) for name in draw.sample(others, len(others))]
+        turns = [name for _ in range(given.rounds) for name in draw.sample(others, len(others))]
         found = []
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -104,7 +107,7 @@ class Steady:
                 for name in (base, *(each for turn in turns for each in (turn, base))):
                     settings[name]()
                     await asyncio.sleep(GUARD_S)
-                    found.append(await self._window(name, meters))
+                    found.append(await self._window(name, meters, given.window))
                     if clients.done():
                         clients.result()
             finally:
@@ -118,14 +121,14 @@ class Steady:
             if not outcome.ok:
                 raise LabError(f"a request failed: {outcome.error}")
 
-    async def _window(self, setting: str, meters: Mapping[str, Meter]) -> Window:
+    async def _window(self, setting: str, meters: Mapping[str, Meter], window_s: float) -> Window:
         start, (tokens, at) = time.monotonic(), self._count()
         before = {name: meter() for name, meter in meters.items()}
         then = at
         while then == at:  # once, unless the machine is so busy that no pass has ended
             if time.monotonic() > start + STUCK_S:
                 raise LabError(f"decode generated nothing in {STUCK_S:g} s")
-            await asyncio.sleep(WINDOW_S)
+            await asyncio.sleep(window_s)
             more, then = self._count()
         seconds = time.monotonic() - start
         spent = {name: (meter() - before[name]) / seconds for name, meter in meters.items()}
@@ -234,6 +237,9 @@ def arguments(about: str, rounds: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--patched", type=Path, help="python folder of a built tree", required=True)
     parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
+    parser.add_argument("--window", type=float, default=WINDOW_S, metavar="SECONDS",
+                        help=f"default {WINDOW_S:g}; what is delayed from one window to the next "
+                        "counts less in a longer one")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()
 
@@ -249,7 +255,7 @@ def report(
     `promised`: by setting, the most that it may cost of throughput.
     """
     print(table(made, more), end="\n\n")
-    frame.write(given.json, made, rounds=given.rounds, window_s=WINDOW_S)
+    frame.write(given.json, made, rounds=given.rounds, window_s=given.window)
     kept = True
     for row in made:
         most = promised.get(row["setting"])
