@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ten health probes a second cost a pair under the traffic of `burst`.
 
-    bench/health_probe_servers.py --patched build/0.5.23/python [--rounds N] [--window SECONDS] [--json FILE]
+    bench/health_probe_servers.py --patched build/0.5.23/python [--rounds N] [--window SECONDS]
 
 One pair; in every other window (windows.py) decode is asked for its health. Each probe costs the
 same, so that fifty a second show five times as clearly what ten cost.
