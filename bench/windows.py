@@ -112,7 +112,7 @@ class Steady:
                         clients.result()
             finally:
                 clients.cancel()
-                await asyncio.wait([clients])
+                await asyncio.gather(clients, return_exceptions=True)
         return found
 
     async def _client(self, session: aiohttp.ClientSession, request: Request) -> None:
