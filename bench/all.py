@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# What is measured, and what it is called above its table; together half an hour.
+# What is measured, and what it is called above its table; together some forty minutes.
 BENCHES = {
     "metadata_slots": "Commit and prebuilt builder of a decode server",
     "queue_pass": "A scheduler pass over a long queue",

@@ -23,7 +23,7 @@ from pdlab.control import schedulers
 from pdlab.models import digest_switch
 from pdlab.models.digest_switch import ABSENT, CHECKING_NS, OFF, PER_CENT, SIGNING_NS
 
-ROUNDS = 1200
+ROUNDS = 2000
 SWITCH_FILE = "digest-switch"
 SETTINGS = {"absent": ABSENT, "off": OFF, "1 %": 1}
 """What the switch is set to; throughput is compared with the first."""
