@@ -90,8 +90,8 @@ BENCH = Bench(
     Side,
     [{"page": page} for page in PAGES],
     ceiling,
-    turns=360,
-    pairs=4,
+    turns=720,
+    pairs=8,
     environment=HEAP,
 )
 

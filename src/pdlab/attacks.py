@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -16,10 +16,13 @@ import zmq
 import zmq.asyncio
 
 from pdlab.ports import HOST
-from pdlab.settings import Role
+from pdlab.settings import Role, Settings
 from pdlab.traffic import FIRST_WORD
 
 FEW_TOKENS = 4
+SHORT = {"max_new_tokens": 8}
+# --num-reserved-decode-tokens where nobody says otherwise.
+SGLANG_RESERVE = 512
 GIVE_UP_S, BETWEEN_S = 0.05, 0.2
 # Longer than any limit that a server has in the scenario, so that it is the server that ends it.
 HOSTILE_LIMIT_S = 25.0
@@ -117,20 +120,33 @@ class Attack:
     """`act` does its worst once, and returns when all its requests are answered.
 
     `takes_share`: it takes a share of memory or time that any client may take, so that the others'
-    latency says nothing of a fault.
+    latency says nothing of a fault. `changes`: settings that it is about, in place of the
+    scenario's.
     """
 
     name: str
     act: Callable[[Field], Awaitable[object]]
     rogue: Rogue | None = None
     takes_share: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, scenario: Settings) -> Settings:
+        """What the pair runs with under this attack."""
+        return replace(scenario, **self.changes)
 
 
-async def long_prompt(field: Field) -> None:
-    """Fits the pool, but not with what decode keeps free for each request."""
-    sampling = {"max_new_tokens": 8}
-    body = {"input_ids": field.prompt(field.pool - 40), "sampling_params": sampling}
-    await field.post(field.front, body)
+def prompt_that_leaves(*spare: int) -> Callable[[Field], Awaitable[None]]:
+    """Prompts, one after the other, that leave so many tokens of decode's pool to the others.
+
+    Less than what decode keeps free for each request is too few on stock, though the prompt fits.
+    """
+
+    async def act(field: Field) -> None:
+        for few in spare:
+            prompt = field.prompt(field.pool - few)
+            await field.post(field.front, {"input_ids": prompt, "sampling_params": SHORT})
+
+    return act
 
 
 async def hogs(field: Field) -> None:
@@ -368,7 +384,12 @@ OTHER_KV = {
     for role in (Role.PREFILL, Role.DECODE)
 }
 ATTACKS = (
-    Attack("H-0 prompt that nearly fills the pool", long_prompt, takes_share=True),
+    Attack(
+        "H-0 prompt that the reserve has no room beside",
+        prompt_that_leaves(SGLANG_RESERVE - 12, -1),
+        changes={"decode_reserved_tokens": SGLANG_RESERVE},
+    ),
+    Attack("H-0 prompt that nearly fills the pool", prompt_that_leaves(40), takes_share=True),
     Attack("H-1 silent prefill", silent_prefill),
     Attack("H-1 lying prefill", lying_prefill),
     Attack("H-2 n above 1", samples),

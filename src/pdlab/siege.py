@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 from rich.markup import escape
 
-from pdlab.attacks import Attack, Field, Rogue
+from pdlab.attacks import Attack, Field
 from pdlab.control import pools
 from pdlab.errors import LabError
 from pdlab.pair import Launcher, Pair, Server
@@ -151,9 +151,12 @@ class Siege:
             if time.monotonic() > end:
                 self.say("no time is left for the other attacks")
                 return [*verdicts, *map(Verdict.not_made, attacks[len(verdicts) :])]
-            with self.launcher.pair(self.tree, self.settings, self.model) as pair:
+            settings = attacks[len(verdicts)].settings(self.settings)
+            with self.launcher.pair(self.tree, settings, self.model) as pair:
                 start = asyncio.run(state(*pair.servers[:2]))
                 for attack in attacks[len(verdicts) :]:
+                    if attack.settings(self.settings) != settings:
+                        break
                     begun = time.monotonic()
                     verdicts.append(self._verdict(pair, attack, start))
                     wrong = verdicts[-1].wrong
@@ -167,22 +170,23 @@ class Siege:
 
     def _verdict(self, pair: Pair, attack: Attack, start: dict[str, Any]) -> Verdict:
         try:
-            with self._joined(pair, attack.rogue) as (rogue, port):
+            with self._joined(attack) as (rogue, port):
                 return asyncio.run(self._one(pair, attack, rogue, port, start))
         except LabError as error:  # the rogue did not start, or ended
             return replace(Verdict.not_made(attack), lost=(f"a server of the attack ({error})",))
 
     @contextmanager
-    def _joined(self, pair: Pair, rogue: Rogue | None) -> Iterator[tuple[str, int]]:
+    def _joined(self, attack: Attack) -> Iterator[tuple[str, int]]:
         """The server that does not fit, up beside the pair: its URL and bootstrap port."""
+        rogue, settings = attack.rogue, attack.settings(self.settings)
         with ExitStack() as stack:
             if rogue is None:
                 yield "", 0
                 return
             settings = replace(
-                self.settings,
-                fixture=rogue.fixture or self.settings.fixture,
-                page_size=rogue.page_size or self.settings.page_size,
+                settings,
+                fixture=rogue.fixture or settings.fixture,
+                page_size=rogue.page_size or settings.page_size,
                 prefill_flags=rogue.flags if rogue.role is Role.PREFILL else (),
                 decode_flags=rogue.flags if rogue.role is Role.DECODE else (),
             )
@@ -198,7 +202,7 @@ class Siege:
         self, pair: Pair, attack: Attack, rogue: str, port: int, start: dict[str, Any]
     ) -> Verdict:
         prefill, decode = pair.servers[:2]
-        pool = self.settings.decode_kv_tokens
+        pool = attack.settings(self.settings).decode_kv_tokens
         unanswered = 0
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             there = Field(pair.url, prefill.url, decode.url, bootstrap_port(prefill),

@@ -21,7 +21,7 @@ from pdlab.figures import verdict as compared
 from pdlab.pair import Pair, Server
 from pdlab.ports import HOST
 from pdlab.scenarios import hostile
-from pdlab.settings import Model, Role, Settings
+from pdlab.settings import PLENTY_OF_KV_TOKENS, Model, Role, Settings
 from pdlab.siege import Phase, Verdict, latency_s
 from pdlab.traffic import Outcome, Request
 
@@ -179,11 +179,13 @@ class Stand:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pairs: list[FakePair] = []
+        self.settings: list[Settings] = []
         self.joined: list[tuple[Role, Settings]] = []
 
     @contextmanager
-    def pair(self, *_: object) -> Iterator[Pair]:
+    def pair(self, tree: object, settings: Settings, model: Model) -> Iterator[Pair]:
         self.pairs.append(FakePair(self.folder))
+        self.settings.append(settings)
         with self.pairs[-1].up() as up:
             yield up
 
@@ -230,6 +232,36 @@ def test_a_pair_that_an_attack_does_not_harm_serves_the_next_one(stand: Stand) -
     assert one.wrong == other.wrong == ""
     assert one.asked >= 3 * siege.CLIENTS and one.slower
     assert len(stand.pairs) == 1
+
+
+def test_an_attack_on_other_settings_has_a_pair_of_its_own(stand: Stand) -> None:
+    pools = []
+
+    async def look(there: Field) -> None:
+        pools.append(there.pool)
+
+    small = Attack("small", look, changes={"decode_kv_tokens": 500})
+    after = [Attack(name, look) for name in ("usual", "usual again")]
+    assert [each.wrong for each in besiege(stand, small, *after)] == [""] * 3
+    assert [each.decode_kv_tokens for each in stand.settings] == [500, PLENTY_OF_KV_TOKENS]
+    assert set(pools) == {500, PLENTY_OF_KV_TOKENS}
+
+
+def test_a_prompt_without_room_for_the_reserve_fits_the_pool() -> None:
+    attack = ATTACKS[0]
+    settings = attack.settings(hostile.SETTINGS)
+    sent = []
+
+    async def note(url: str, body: dict[str, list[int]]) -> None:
+        sent.append(len(body["input_ids"]))
+
+    there = Field("", "", "", 1, 512, settings.decode_kv_tokens, None)  # type: ignore[arg-type]
+    there.post = note  # type: ignore[assignment, method-assign]
+    asyncio.run(attack.act(there))
+    fits, does_not = sent
+    assert settings.decode_reserved_tokens is not None
+    assert 0 < settings.decode_kv_tokens - fits < settings.decode_reserved_tokens
+    assert does_not > settings.decode_kv_tokens
 
 
 @pytest.mark.parametrize(
