@@ -399,7 +399,7 @@ ATTACKS = (
     Attack(
         "H-4 prefill without draft", through_rogue(Role.PREFILL), Rogue(Role.PREFILL, drafts=False)
     ),
-    Attack("H-5 two that take the pool", hogs, takes_share=True),
+    Attack("H-5 two that take the pool", hogs),
     Attack("H-6 bad bootstrap fields", bad_fields),
     Attack("H-7 one room for three", same_room),
     Attack("H-8 another prompt at each end", other_prompt),
@@ -416,7 +416,7 @@ ATTACKS = (
         Rogue(Role.PREFILL, fixture="wide"),
     ),
     Attack("H-10 tokens of no model", no_tokens),
-    Attack("H-11 clients that are gone", gone_clients, takes_share=True),
+    Attack("H-11 clients that are gone", gone_clients),
     Attack("H-11 half requests", half_requests),
     Attack("messages that mean nothing", odd_messages),
     Attack("messages of a decode that is gone", dead_addresses, takes_share=True),
