@@ -169,11 +169,11 @@ def measure(
             before, after = ([turn[figure] for turn in side] for side in zip(*seen, strict=True))
             unit, ceiling = bench.units.get(figure, "us"), bench.ceilings(case, figure)
             one = row(case, figure, unit, before, after, ceiling)
-            rows.append(one | _of_neighbours(before, after))
+            rows.append(one | of_neighbours(before, after))
     return rows
 
 
-def _of_neighbours(stock: Sequence[float], patched: Sequence[float]) -> dict[str, Any]:
+def of_neighbours(stock: Sequence[float], patched: Sequence[float]) -> dict[str, Any]:
     """The median ratio of turns that follow each other, and its quartiles."""
     ratios = [after / before for before, after in zip(stock, patched, strict=True) if before]
     if len(ratios) < 2:

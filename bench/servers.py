@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Throughput, accept length and health latency on real servers, stock and patched in turns.
+"""Accept length, throughput under pressure and health latency on real servers, both trees in turns.
 
     bench/servers.py --patched build/0.5.23/python [--rounds 3] [--json FILE] [SCENARIO…]
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import frame
 
-SCENARIOS = ("burst", "pressure", "republish", "layers", "health")
+SCENARIOS = ("pressure", "republish", "layers", "health")
 
 
 def one_round(tree: Path, scenarios: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:

@@ -7,8 +7,12 @@ import json
 import platform
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from pdlab.errors import LabError
+from pdlab.traffic import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def bench(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of `bench/` are importable, as they are for each other."""
     monkeypatch.syspath_prepend(ROOT / "bench")
-    for name in ("frame", "servers", "windows"):
+    for name in ("burst_servers", "frame", "servers", "windows"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -117,3 +121,39 @@ def test_a_promise_is_shown_refuted_or_not_resolved(
 
     told = windows.verdict({"setting": "on", "interval": (low, high)}, 0.01)
     assert told == f"on: throughput within 1% {said} (95 %: {low:.4f} to {high:.4f})"
+
+
+def test_bursts_are_compared_with_those_that_followed_them(bench: None) -> None:
+    import burst_servers
+
+    def burst(seconds: float) -> burst_servers.Burst:
+        slow, quick = Outcome(tokens=(1, 2, 3), latency_s=seconds), Outcome((4,), latency_s=0.1)
+        return burst_servers.Burst((slow, quick), seconds)
+
+    stock, patched = map(burst, (1.0, 2.0, 1.0)), map(burst, (0.5, 1.0, 0.5))
+    throughput, median, longest = burst_servers.rows(list(stock), list(patched))
+    assert (throughput["stock"], throughput["patched"]) == (4.0, 8.0)
+    assert throughput["ratio"] == 2.0 and throughput["interval"] == (2.0, 2.0)
+    assert (longest["figure"], longest["ratio"]) == ("latency max", 0.5)
+    assert (median["figure"], median["stock"]) == ("latency p50", 1.0)
+
+
+def test_a_burst_with_a_request_that_failed_or_other_tokens_is_no_figure(
+    bench: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import burst_servers
+
+    answers = {"one": Outcome((1, 2)), "other": Outcome((1, 3)), "ill": Outcome(error="503: no")}
+
+    async def answer(url: str, requests: object) -> list[Outcome]:
+        return [answers[url]]
+
+    monkeypatch.setattr(burst_servers, "send_all", answer)
+    monkeypatch.setattr(burst_servers, "REST_S", 0.0)
+    pairs = {name: SimpleNamespace(url=name) for name in answers}
+    with pytest.raises(LabError, match="different tokens"):
+        burst_servers.turns([pairs["one"], pairs["other"]], [], 2)
+    with pytest.raises(LabError, match="503: no"):
+        burst_servers.turns([pairs["one"], pairs["ill"]], [], 2)
+    same, again = burst_servers.turns([pairs["one"], pairs["one"]], [], 2)
+    assert len(same) == len(again) == 2

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Throughput of a burst, a stock and a patched pair in turns.
+
+    bench/burst_servers.py --patched build/0.5.23/python [--rounds N] [--json FILE]
+
+Both pairs are up all the time and sleep while the other one works, so that two bursts that are
+compared follow each other within a second. Whatever the machine does for longer than that meets
+both: bursts of pairs that are started one after the other differ by more than half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import frame
+import windows
+
+from pdlab import trees
+from pdlab.errors import LabError
+from pdlab.figures import interval
+from pdlab.pair import Launcher, Pair
+from pdlab.progress import Progress
+from pdlab.runner import Runner
+from pdlab.scenarios import burst
+from pdlab.settings import Device
+from pdlab.traffic import Outcome, Request, send_all
+
+ROUNDS, WARM_ROUNDS = 120, 3
+REST_S = 0.2
+"""Between two bursts: what the pair before still clears away is not the next one's time."""
+PROMISED = 0.05
+"""Most that the series may cost of a burst's throughput."""
+ASLEEP = ("--sleep-on-idle",)
+
+
+@dataclass(frozen=True)
+class Burst:
+    """What became of requests that were sent at once."""
+
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+
+    @property
+    def tokens(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(outcome.tokens for outcome in self.outcomes)
+
+    @property
+    def throughput(self) -> float:
+        return sum(map(len, self.tokens)) / self.seconds
+
+    @property
+    def latencies(self) -> list[float]:
+        return sorted(outcome.latency_s for outcome in self.outcomes)
+
+
+def one(pair: Pair, requests: Sequence[Request]) -> Burst:
+    """All requests at once; LabError when one of them fails."""
+    time.sleep(REST_S)
+    begin = time.monotonic()
+    outcomes = asyncio.run(send_all(pair.url, requests))
+    seconds = time.monotonic() - begin
+    if failed := next((outcome for outcome in outcomes if not outcome.ok), None):
+        raise LabError(f"a request failed: {failed.error}")
+    return Burst(tuple(outcomes), seconds)
+
+
+def turns(pairs: Sequence[Pair], requests: Sequence[Request], rounds: int) -> list[list[Burst]]:
+    """By pair a burst a round; who begins alternates. LabError when tokens differ."""
+    found: list[list[Burst]] = [[] for _ in pairs]
+    for turn in range(-WARM_ROUNDS, rounds):
+        order = range(len(pairs)) if turn % 2 else reversed(range(len(pairs)))
+        bursts = {place: one(pairs[place], requests) for place in order}
+        if len({each.tokens for each in bursts.values()}) > 1:
+            raise LabError("stock and patched gave different tokens for the same requests")
+        if turn >= 0:
+            for place, each in bursts.items():
+                found[place].append(each)
+    return found
+
+
+@contextmanager
+def both(tree: Path) -> Iterator[tuple[list[Pair], Sequence[Request]]]:
+    """A stock pair and that of a built tree, both up, and what to ask them."""
+    patched = trees.existing(tree, trees.PATCHED)
+    stock = trees.stock(patched.release, tree.parent, Device.CPU)
+    settings = replace(burst.SCENARIO.settings, prefill_flags=ASLEEP, decode_flags=ASLEEP)
+    with (
+        tempfile.TemporaryDirectory(prefix="pdlab-logs-") as logs,
+        Launcher(Device.CPU, windows.START_LIMIT_S, Path(logs)) as launcher,
+    ):
+        model = Runner(launcher, Progress(), tree.parent / "fixtures").model_of(settings)
+        [wave] = burst.SCENARIO.waves(model.vocab)
+        with (
+            launcher.pair(stock, settings, model) as one_pair,
+            launcher.pair(patched, settings, model) as other,
+        ):
+            yield [one_pair, other], wave.requests
+
+
+def rows(stock: Sequence[Burst], patched: Sequence[Burst]) -> list[dict[str, Any]]:
+    """Throughput and latency: medians, and the ratio of bursts that followed each other."""
+    figures = {
+        "throughput": ("tok/s", lambda each: each.throughput),
+        "latency p50": ("s", lambda each: each.latencies[len(each.latencies) // 2]),
+        "latency max": ("s", lambda each: each.latencies[-1]),
+    }
+    made = []
+    for name, (unit, of) in figures.items():
+        sides = list(map(of, stock)), list(map(of, patched))
+        case = {"requests": len(stock[0].outcomes)}
+        ratios = [after / before for before, after in zip(*sides, strict=True)]
+        row = frame.row(case, name, unit, *sides) | frame.of_neighbours(*sides)
+        made.append(row | {"interval": interval(ratios)})
+    return made
+
+
+def main() -> int:
+    """1 when a request failed, tokens differ, or the series costs more than is promised."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--patched", type=Path, required=True, metavar="PATH",
+                        help="`python` folder of a built tree")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N",
+                        help=f"2 or more; default {ROUNDS}")  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    given = parser.parse_args()
+    if given.rounds < 2:
+        parser.error("one round has no spread: --rounds 2 or more")
+    try:
+        with both(given.patched.resolve().parent) as (pairs, requests):
+            made = rows(*turns(pairs, requests, given.rounds))
+    except LabError as error:
+        sys.exit(f"{error}")
+    print(frame.table(("requests",), made), end="\n\n")
+    frame.write(given.json, made, rounds=given.rounds)
+    print(windows.verdict({"setting": "patched", "interval": made[0]["interval"]}, PROMISED))
+    return int(made[0]["interval"][1] < 1 - PROMISED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
