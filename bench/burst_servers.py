@@ -112,7 +112,7 @@ def both(tree: Path) -> Iterator[tuple[list[Pair], Sequence[Request]]]:
 def rows(stock: Sequence[Burst], patched: Sequence[Burst]) -> list[dict[str, Any]]:
     """Throughput and latency: medians, and the ratio of bursts that followed each other.
 
-    A round in which a request failed counts as that only: on stock one is stranded now and then.
+    A round in which a request failed counts as that only: how long it took is its limit.
     """
     whole = [two for two in zip(stock, patched, strict=True) if not any(one.failed for one in two)]
     if len(whole) < 2:
@@ -134,6 +134,7 @@ def rows(stock: Sequence[Burst], patched: Sequence[Burst]) -> list[dict[str, Any
 
 
 def _sums(stock: Sequence[float], patched: Sequence[float]) -> dict[str, Any]:
+    """All of them, where other rows have the median: most bursts have none."""
     return {"stock": sum(stock), "patched": sum(patched), "ratio": None}
 
 
