@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,24 +23,25 @@ from typing import Any
 
 import frame
 import windows
+from pairs import running
 
 from pdlab import trees
 from pdlab.errors import LabError
 from pdlab.figures import interval
-from pdlab.pair import Launcher, Pair
-from pdlab.progress import Progress
-from pdlab.runner import Runner
+from pdlab.pair import Pair
 from pdlab.scenarios import burst
 from pdlab.settings import Device
 from pdlab.traffic import Outcome, Request, send_all
 
 ROUNDS, WARM_ROUNDS = 120, 3
 REST_S = 0.2
-"""Between two bursts: what the pair before still clears away is not the next one's time."""
+"""Between two bursts, so that what one pair still clears away is not the other one's time."""
 LIMIT_S = 20.0
 """Longest for a request of a burst, which takes a second."""
 PROMISED = 0.05
 """Most that the series may cost of a burst's throughput."""
+SHOWN = 5
+"""Failures that an error message names."""
 ASLEEP = ("--sleep-on-idle",)
 
 
@@ -96,17 +97,8 @@ def both(tree: Path) -> Iterator[tuple[list[Pair], Sequence[Request]]]:
     patched = trees.existing(tree, trees.PATCHED)
     stock = trees.stock(patched.release, tree.parent, Device.CPU)
     settings = replace(burst.SCENARIO.settings, prefill_flags=ASLEEP, decode_flags=ASLEEP)
-    with (
-        tempfile.TemporaryDirectory(prefix="pdlab-logs-") as logs,
-        Launcher(Device.CPU, windows.START_LIMIT_S, Path(logs)) as launcher,
-    ):
-        model = Runner(launcher, Progress(), tree.parent / "fixtures").model_of(settings)
-        [wave] = burst.SCENARIO.waves(model.vocab)
-        with (
-            launcher.pair(stock, settings, model) as one_pair,
-            launcher.pair(patched, settings, model) as other,
-        ):
-            yield [one_pair, other], wave.requests
+    with running(tree.parent, [stock, patched], settings) as up:
+        yield up
 
 
 def rows(stock: Sequence[Burst], patched: Sequence[Burst]) -> list[dict[str, Any]]:
@@ -116,7 +108,8 @@ def rows(stock: Sequence[Burst], patched: Sequence[Burst]) -> list[dict[str, Any
     """
     whole = [two for two in zip(stock, patched, strict=True) if not any(one.failed for one in two)]
     if len(whole) < 2:
-        raise LabError(f"requests failed in all of {len(stock)} rounds but {len(whole)}")
+        told = "; ".join(said(one) for one in failures(stock, patched)[:SHOWN])
+        raise LabError(f"requests failed in all of {len(stock)} rounds but {len(whole)}: {told}")
     figures = {
         "throughput": ("tok/s", lambda each: each.throughput),
         "latency p50": ("s", lambda each: each.latencies[len(each.latencies) // 2]),
@@ -131,6 +124,21 @@ def rows(stock: Sequence[Burst], patched: Sequence[Burst]) -> list[dict[str, Any
         made.append(row | {"interval": interval(ratios)})
     failed = [[float(one.failed) for one in side] for side in (stock, patched)]
     return [*made, frame.row(case, "requests failed", "", *failed) | _sums(*failed)]
+
+
+def failures(stock: Sequence[Burst], patched: Sequence[Burst]) -> list[dict[str, Any]]:
+    """How many requests of which burst failed with which error, in the order of the rounds."""
+    return [
+        {"round": turn, "tree": tree, "error": error, "requests": requests}
+        for turn, two in enumerate(zip(stock, patched, strict=True), 1)
+        for tree, each in zip((trees.STOCK, trees.PATCHED), two, strict=True)
+        for error, requests in Counter(one.error for one in each.outcomes if not one.ok).items()
+    ]
+
+
+def said(failure: Mapping[str, Any]) -> str:
+    """One of them for a reader."""
+    return "round {round}, {tree}: {requests} x {error}".format(**failure)
 
 
 def _sums(stock: Sequence[float], patched: Sequence[float]) -> dict[str, Any]:
@@ -151,14 +159,17 @@ def main() -> int:
         parser.error("one round has no spread: --rounds 2 or more")
     try:
         with both(given.patched.resolve().parent) as (pairs, requests):
-            made = rows(*turns(pairs, requests, given.rounds))
+            found = turns(pairs, requests, given.rounds)
+        made, failed = rows(*found), failures(*found)
     except LabError as error:
         sys.exit(f"{error}")
     print(frame.table(("requests",), made), end="\n\n")
-    frame.write(given.json, made, rounds=given.rounds)
+    for each in failed:
+        print(said(each))
+    frame.write(given.json, made, rounds=given.rounds, failures=failed)
     print(windows.verdict({"setting": "patched", "interval": made[0]["interval"]}, PROMISED))
-    throughput, *_, failed = made
-    return int(throughput["interval"][1] < 1 - PROMISED or failed["patched"] > 0)
+    lost = any(each["tree"] == trees.PATCHED for each in failed)
+    return int(lost or made[0]["interval"][1] < 1 - PROMISED)
 
 
 if __name__ == "__main__":

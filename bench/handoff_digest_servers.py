@@ -43,7 +43,7 @@ def measure(given: argparse.Namespace) -> list[windows.Window]:
             meters[end] = windows.processor_time(schedulers(server))
             meters[f"{end}, digests"] = partial(_seconds, words, ENDS[end])
         turns = {name: partial(words.__setitem__, PER_CENT, to) for name, to in SETTINGS.items()}
-        return asyncio.run(steady.windows(turns, meters, given))
+        return asyncio.run(steady.windows(turns, meters, given.rounds, given.window))
 
 
 def _seconds(words: memoryview[int], of: int) -> float:

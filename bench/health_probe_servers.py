@@ -66,7 +66,7 @@ async def measure(steady: windows.Steady, given: argparse.Namespace) -> list[win
     async with aiohttp.ClientSession() as session:
         prober = Prober(decode.url, session, given.window)
         turns = {name: partial(prober.send, rate) for name, rate in RATES.items()}
-        found = await steady.windows(turns, meters, given)
+        found = await steady.windows(turns, meters, given.rounds, given.window)
         await asyncio.gather(*prober.sending)
     return found
 

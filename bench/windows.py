@@ -19,7 +19,6 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from typing import Any
 import aiohttp
 import frame
 import psutil
+from pairs import running
 
 from pdlab import trees
 from pdlab.control import schedulers
@@ -37,15 +37,11 @@ from pdlab.errors import LabError
 from pdlab.figures import interval
 from pdlab.models import tally
 from pdlab.models.board import Board
-from pdlab.pair import Launcher, Pair
+from pdlab.pair import Pair
 from pdlab.process import group
-from pdlab.progress import Progress
-from pdlab.runner import Runner
 from pdlab.scenarios import burst
-from pdlab.settings import Device
 from pdlab.traffic import Request, send
 
-START_LIMIT_S = 300.0
 TALLY_FILE = "tally"
 WINDOW_S, GUARD_S = 0.1, 0.01
 """A window unless `--window` says otherwise, and how long after its turn it begins."""
@@ -89,7 +85,8 @@ class Steady:
         self,
         settings: Mapping[str, Turn],
         meters: Mapping[str, Meter],
-        given: argparse.Namespace,
+        rounds: int,
+        window_s: float,
     ) -> list[Window]:
         """Windows, the first, the last and every other in the first setting.
 
@@ -97,7 +94,7 @@ class Steady:
         """
         base, *others = settings
         draw = random.Random(1)
-        turns = [name for _ in range(given.rounds) for name in draw.sample(others, len(others))]
+        turns = [name for _ in range(rounds) for name in draw.sample(others, len(others))]
         found = []
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -107,7 +104,7 @@ class Steady:
                 for name in (base, *(each for turn in turns for each in (turn, base))):
                     settings[name]()
                     await asyncio.sleep(GUARD_S)
-                    found.append(await self._window(name, meters, given.window))
+                    found.append(await self._window(name, meters, window_s))
                     if clients.done():
                         clients.result()
             finally:
@@ -142,7 +139,6 @@ class Steady:
 @contextmanager
 def steady(tree: Path, switches: Mapping[str, str]) -> Iterator[Steady]:
     """The pair of a built tree, with `switches` in its environment; what goes wrong ends all."""
-    more = {tally.SWITCH: TALLY_FILE, **switches}
     settings = replace(
         burst.SCENARIO.settings,
         prefill_flags=("--sleep-on-idle",),
@@ -150,16 +146,11 @@ def steady(tree: Path, switches: Mapping[str, str]) -> Iterator[Steady]:
     )
     draw = random.Random(1)
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="pdlab-logs-") as logs,
-            Launcher(Device.CPU, START_LIMIT_S, Path(logs), more=more) as launcher,
-        ):
-            model = Runner(launcher, Progress(), tree.parent / "fixtures").model_of(settings)
-            [wave] = burst.SCENARIO.waves(model.vocab)
-            requests = [replace(one, new_tokens=draw.choice(LENGTHS)) for one in wave.requests]
-            with launcher.pair(trees.existing(tree, trees.PATCHED), settings, model) as pair:
-                _give_own_core(schedulers(pair.decode), pair)
-                yield Steady(pair, requests)
+        served = [trees.existing(tree, trees.PATCHED)]
+        more = {tally.SWITCH: TALLY_FILE, **switches}
+        with running(tree.parent, served, settings, more) as ([pair], requests):
+            _give_own_core(schedulers(pair.decode), pair)
+            yield Steady(pair, [replace(one, new_tokens=draw.choice(LENGTHS)) for one in requests])
     except LabError as error:
         sys.exit(f"{error}")
 

@@ -12,6 +12,13 @@ import sys
 
 from pdlab.ports import HOST
 
+UNUSED_S = 50
+"""Seconds for which the router keeps a connection to a server that no request uses.
+
+A server has to keep it longer. One that ends it first may do so when the router has just sent its
+half of a request: the router does not send it again, and waits for the other half.
+"""
+
 
 def arguments(
     port: int, metrics_port: int, prefill: str, bootstrap_port: int, decode: str

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdlab import router
 from pdlab.errors import LabError
 from pdlab.ports import HOST
 
@@ -37,6 +38,8 @@ MODEL_ENVIRONMENT = {"SGLANG_EXTERNAL_MODEL_PACKAGE": "pdlab.models"}
 # A probe fails after this long. The default of 20 s would make every scenario with a server that
 # does not answer a long one; whoever sets another limit gets it.
 HEALTH_ENVIRONMENT = {"SGLANG_HEALTH_CHECK_TIMEOUT": "3"}
+# SGLang's own 5 s are shorter than the router's, which costs requests: see there.
+HTTP_ENVIRONMENT = {"SGLANG_TIMEOUT_KEEP_ALIVE": str(2 * router.UNUSED_S)}
 TRANSPORT_ENVIRONMENT = {
     "MC_FORCE_TCP": "1",
     "MOONCAKE_PROTOCOL": "tcp",
@@ -207,7 +210,7 @@ def environment(
     tree in it would be served instead of the one that was asked for.
     """
     own = {**(CPU_ENVIRONMENT if device is Device.CPU else GPU_ENVIRONMENT)}
-    preset = TRANSPORT_ENVIRONMENT | MODEL_ENVIRONMENT | HEALTH_ENVIRONMENT
+    preset = TRANSPORT_ENVIRONMENT | MODEL_ENVIRONMENT | HEALTH_ENVIRONMENT | HTTP_ENVIRONMENT
     own |= {name: base.get(name, value) for name, value in preset.items()}
     own |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "TMPDIR": str(temporary)}
     return {**base, **own}

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def bench(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of `bench/` are importable, as they are for each other."""
     monkeypatch.syspath_prepend(ROOT / "bench")
-    for name in ("burst_servers", "frame", "servers", "windows"):
+    for name in ("burst_servers", "frame", "pairs", "servers", "windows"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -139,7 +139,9 @@ def test_bursts_are_compared_with_those_that_followed_them(bench: None) -> None:
     assert (longest["figure"], longest["ratio"]) == ("latency max", 0.5)
     assert (median["figure"], median["stock"]) == ("latency p50", 1.0)
     assert (failed["stock"], failed["patched"]) == (1.0, 0.0)
-    with pytest.raises(LabError, match="failed in all of 2 rounds but 0"):
+    [told] = burst_servers.failures(stock, patched)
+    assert burst_servers.said(told) == "round 3, stock: 1 x no complete reply"
+    with pytest.raises(LabError, match="in all of 2 rounds but 0: round 1, stock: 1 x no comp"):
         burst_servers.rows(stock[2:3] * 2, patched[:2])
 
 

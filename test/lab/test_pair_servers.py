@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -112,6 +115,23 @@ def test_a_prompt_longer_than_the_context_is_refused_with_its_reason(up: Up) -> 
 def test_decode_answers_a_health_probe(up: Up) -> None:
     with urllib.request.urlopen(up.pair.decode.url + "/health_generate", timeout=30) as reply:
         assert reply.status == 200
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_half_a_request_is_not_lost_on_a_connection_that_rested_for_five_seconds(
+    up: Up, role: str
+) -> None:
+    """The server stands still while SGLang's own keep-alive would end, and the router sends."""
+    burst, pid = (
+        random_requests(13, up.model.vocab, [40] * 8, 16),
+        getattr(up.pair, role).process.pid,
+    )
+    assert all(outcome.ok for outcome in up.send(*burst))
+    time.sleep(4.2)
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(2.0, os.kill, (pid, signal.SIGCONT)).start()
+    outcomes = asyncio.run(send_all(up.pair.url, burst, limit_s=20))
+    assert [outcome.error for outcome in outcomes] == [None] * len(burst)
 
 
 def test_a_scheduler_that_stands_still_is_unhealthy_until_it_goes_on(up: Up) -> None:

@@ -123,6 +123,12 @@ def test_the_environment_puts_the_tree_first_and_drops_another_one() -> None:
     assert patient["SGLANG_HEALTH_CHECK_TIMEOUT"] == "20"
 
 
+@pytest.mark.parametrize("device", Device)
+def test_the_router_ends_unused_connections_before_a_server_does(device: Device) -> None:
+    found = environment(device, (), Path("/tmp/x"), {})
+    assert float(found["SGLANG_TIMEOUT_KEEP_ALIVE"]) > router.UNUSED_S
+
+
 def test_a_gpu_gets_no_cpu_environment() -> None:
     found = environment(Device.CUDA, (Path("/tree"),), Path("/tmp/x"), {})
     assert not {"OMP_NUM_THREADS", "SGLANG_USE_CPU_ENGINE", "TRITON_INTERPRET"} & set(found)
