@@ -54,7 +54,7 @@ bench: tree  ## every side-by-side figure, kept in bench/results
 
 soak: tree  ## half an hour: a million steps of the slot pool, mixed traffic, faults, 2000 bodies of any kind
 	@PYTEST_TIMEOUT=3600 METADATA_SLOTS_STEPS=1000000 $(PY) tools/registered.py run $(RELEASE) metadata-slots
-	@$(PDLAB) run soak faults --tree build/$(RELEASE)
+	@$(PY) bench/all.py soak --tree build/$(RELEASE)
 	@PYTEST_TIMEOUT=3600 PDLAB_FUZZ_BODIES=2000 $(PYTEST) test/lab/test_fuzz_servers.py
 
 matrix: setup  ## README.md's releases and patches, anew

@@ -29,11 +29,13 @@ BENCHES = {
     "seam_speed": "seam itself",
     "servers": "Real servers",
 }
+ASKED_FOR = {"soak": "Mixed traffic and broken servers"}
+"""Run by `make soak` and not with the others."""
 HEAD = """\
 # Results
 
-Written by `make bench`; [what each is](../README.md). Stock and patched took turns in one run;
-± is half the distance of the quartiles.
+Written by `make bench` and `make soak`; [what each is](../README.md). Stock and patched took turns
+in one run; ± is half the distance of the quartiles.
 """
 
 
@@ -58,7 +60,7 @@ def run(words: list[str], table: Path) -> int:
 def report(results: Path) -> None:
     """README.md with the tables that are there."""
     parts = [HEAD]
-    for name, title in BENCHES.items():
+    for name, title in (BENCHES | ASKED_FOR).items():
         if (table := results / f"{name}.txt").exists():
             parts.append(
                 f"## {title}\n\n[{name}.json]({name}.json)\n\n```\n{table.read_text()}```\n"
@@ -69,12 +71,14 @@ def report(results: Path) -> None:
 def main() -> int:
     """Run them; 1 when one of them says that it does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("name", nargs="*", help=f"of {', '.join(BENCHES)}; all by default")
+    parser.add_argument("name", nargs="*", help=f"of {', '.join(BENCHES)}, all by default; "
+                        f"or {', '.join(ASKED_FOR)}")  # fmt: skip
     parser.add_argument("--tree", type=Path, default=Path("build/0.5.23"), metavar="DIR")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="DIR")
     given = parser.parse_args()
-    if unknown := set(given.name) - BENCHES.keys():
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(BENCHES)}")
+    known = BENCHES | ASKED_FOR
+    if unknown := set(given.name) - known.keys():
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(known)}")
     given.results.mkdir(parents=True, exist_ok=True)
     short = []
     for name in given.name or BENCHES:

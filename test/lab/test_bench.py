@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def bench(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of `bench/` are importable, as they are for each other."""
     monkeypatch.syspath_prepend(ROOT / "bench")
-    for name in ("burst_servers", "frame", "pairs", "servers", "windows"):
+    for name in ("burst_servers", "frame", "pairs", "servers", "soak", "windows"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -162,3 +162,14 @@ def test_other_tokens_are_no_figure_unless_their_request_failed(
         burst_servers.turns([pairs["one"], pairs["other"]], [], 2)
     one, ill = burst_servers.turns([pairs["one"], pairs["ill"]], [], 2)
     assert [each.failed for each in (*one, *ill)] == [0, 0, 1, 1]
+
+
+def test_a_soak_keeps_its_figures_and_what_they_must_be(bench: None) -> None:
+    import soak
+
+    stuck = {"name": "stuck", "value": 0, "unit": "", "must": 0, "most": None, "noise": 0.1}
+    measured = {"runs": [{"scenarios": [{"name": "faults", "figures": [stuck]}]}]}
+    [row] = soak.rows(measured)
+    assert row == {
+        "scenario": "faults", "name": "stuck", "value": 0, "unit": "", "must": 0, "most": None
+    }  # fmt: skip
