@@ -13,11 +13,13 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import frame
+
+from pdlab.figures import Figure, show
 
 SCENARIOS = ("soak", "faults")
 KEPT = ("name", "value", "unit", "must", "most")
@@ -33,6 +35,15 @@ def rows(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows for a reader."""
+    lines = []
+    for row in rows:
+        figure = Figure(**{key: row[key] for key in KEPT})
+        lines.append(f"{row['scenario']:<9} {figure.name:<36} {show(figure):>9}")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """The exit status of `pdlab`: 1 when a figure is not as it must be."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -43,9 +54,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "result.json"
         words = ["run", *SCENARIOS, "--tree", str(given.patched.parent), "--json", str(file)]
-        code = subprocess.run([sys.executable, "-m", "pdlab", *words]).returncode
+        # Its table names the tree: to be seen, not kept.
+        code = subprocess.run([sys.executable, "-m", "pdlab", *words], stdout=2).returncode
         if file.exists():
-            frame.write(given.json, rows(json.loads(file.read_text())))
+            found = rows(json.loads(file.read_text()))
+            print(table(found))
+            frame.write(given.json, found)
     return code
 
 

@@ -173,3 +173,4 @@ def test_a_soak_keeps_its_figures_and_what_they_must_be(bench: None) -> None:
     assert row == {
         "scenario": "faults", "name": "stuck", "value": 0, "unit": "", "must": 0, "most": None
     }  # fmt: skip
+    assert soak.table([row]) == "faults    stuck                                        0"
