@@ -122,10 +122,8 @@ def test_half_a_request_is_not_lost_on_a_connection_that_rested_for_five_seconds
     up: Up, role: str
 ) -> None:
     """The server stands still while SGLang's own keep-alive would end, and the router sends."""
-    burst, pid = (
-        random_requests(13, up.model.vocab, [40] * 8, 16),
-        getattr(up.pair, role).process.pid,
-    )
+    burst = random_requests(13, up.model.vocab, [40] * 8, 16)
+    pid = getattr(up.pair, role).process.pid
     assert all(outcome.ok for outcome in up.send(*burst))
     time.sleep(4.2)
     os.kill(pid, signal.SIGSTOP)
